@@ -1,0 +1,69 @@
+# The two commands of this project are `make demo` and `make test`; `make help` lists all.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+JOBS ?= $(shell nproc)
+FUZZ_SECONDS ?= 600
+VENV := build/venv
+BENCH_VENV := build/bench-venv
+# Warnings stop the build in CI only: a newer compiler's new warning must not stop a user's.
+WERROR := $(if $(CI),ON,OFF)
+
+.PHONY: help demo test bench format lint fuzz setup release asan clang clean
+
+help:  ## List these commands
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo: release  ## Build, run a worked example and the benchmark of the row functions
+	@{ echo "== A worked example: the best key's weight as keys are added (examples/sharpness.cc)"; \
+	   build/release/bin/example_sharpness; \
+	   echo; echo "== Speed of this machine's kernels (whet bench rows)"; \
+	   build/release/bin/whet bench rows; } | tee build/demo.txt
+	@echo; echo "The same stands in build/demo.txt. Next: make test, or make bench to compare with torch and JAX."
+
+test: release asan clang $(VENV)/.done  ## Run every test: C++, sanitizers, fuzzers, command line, package
+	@echo "== C++ tests, gcc"; ctest --preset release -j $(JOBS)
+	@echo "== C++ tests, AddressSanitizer and UndefinedBehaviorSanitizer"; ctest --preset asan -j $(JOBS)
+	@echo "== C++ tests and short fuzzing, clang"; ctest --preset clang -j $(JOBS)
+	@echo "== Format"; $(MAKE) --no-print-directory format-check
+	@echo "== Command line, installed package, documents"
+	@WHET_BUILD=$(CURDIR)/build/release $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests
+	@echo "== Command line again, with sanitizers"
+	@WHET_BUILD=$(CURDIR)/build/asan $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/cli
+
+bench: release  ## Compare with torch and JAX (own virtual environment, about ten minutes)
+	@tools/setup.sh bench
+	$(BENCH_VENV)/bin/python bench/rows.py --lib build/release/libwhet.so --json build/rows.json --markdown build/rows.md
+
+SOURCES = $(shell git ls-files '*.cc' '*.h' '*.c')
+format: setup  ## Format the C and C++ sources
+	clang-format -i $(SOURCES)
+
+.PHONY: format-check
+format-check:
+	@clang-format --dry-run --Werror $(SOURCES) && echo "all files formatted"
+
+lint: clang  ## clang-tidy over the sources
+	run-clang-tidy -quiet -p build/clang '/src/(core|cli|c_api)/[a-z_]*(?<!_test)[.]cc$$'
+
+fuzz: clang  ## Fuzz the .npy reader and the rule parser for FUZZ_SECONDS each (default 600)
+	cd build/clang/tests/fuzz && for name in npy rule; do \
+	  ./$${name}_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=5 -malloc_limit_mb=16 \
+	    -print_final_stats=1 -artifact_prefix=$$name- corpus/$$name seeds/$$name; done
+
+setup:
+	@tools/setup.sh
+
+$(VENV)/.done: tests/requirements.txt
+	@tools/setup.sh tests
+
+# Each preset builds into build/<preset>.
+release asan clang: setup
+	@echo "== Building build/$@"
+	@cmake --preset $@ -DWHET_WERROR=$(WERROR) > build/$@.log 2>&1 || { cat build/$@.log; exit 1; }
+	@cmake --build --preset $@ -j $(JOBS) -- --quiet
+
+clean:  ## Remove everything that was built
+	rm -rf build

@@ -1,0 +1,47 @@
+"""Bars and tables of a benchmark. A table is Markdown, padded so that a terminal shows it well."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bar:
+    text: str
+    value: float
+    limit: float
+    at_most: bool
+
+    @property
+    def reached(self) -> bool:
+        return self.value <= self.limit if self.at_most else self.value >= self.limit
+
+    @property
+    def verdict(self) -> str:
+        return "ok" if self.reached else "missed"
+
+    @property
+    def limit_text(self) -> str:
+        return f"{'≤' if self.at_most else '≥'} {self.limit:g}"
+
+
+def table(headers: Sequence[str], rows: Sequence[Sequence[object]], left: int = 1) -> str:
+    """The first `left` columns to the left, the others to the right."""
+    cells = [list(headers), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
+    padded = [
+        [cell.ljust(w) if i < left else cell.rjust(w) for i, (cell, w) in _columns(row, widths)]
+        for row in cells
+    ]
+    rule = [":" + "-" * (w - 1) if i < left else "-" * (w - 1) + ":" for i, w in enumerate(widths)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in (padded[0], rule, *padded[1:]))
+
+
+def _columns(row: Sequence[str], widths: Sequence[int]) -> Iterable[tuple[int, tuple[str, int]]]:
+    return enumerate(zip(row, widths, strict=True))
+
+
+def bar_table(bars: Sequence[Bar]) -> str:
+    rows = [(bar.text, f"{bar.value:.2f}", bar.limit_text, bar.verdict) for bar in bars]
+    return table(("bar", "reached", "asked", ""), rows)

@@ -1,0 +1,70 @@
+// Softmax over rows with an adaptive inverse temperature, its gradient, and sharpening of
+// probabilities that another engine computed.
+//
+// Shared by the three functions:
+//   - A view has 1..8 axes; a row runs along `axis`. Any strides, also negative ones; f32, f64, bf16
+//     or f16, the same for all views of a call (16-bit types compute in f32).
+//   - An output may be its input (same pointer and strides). Any other overlap is an Error.
+//   - A key is visible if the mask is true, its index is below the row's length and its logit isn't
+//     -inf. Other keys get weight and gradient 0. A row without visible keys is all 0. A visible NaN
+//     or +inf makes its own row NaN and no other.
+//   - The same call gives the same bits for every number of threads. One allocation at most per
+//     call: never more than one row of the arithmetic type for each thread.
+//   - Accuracy, f32, |x| <= 1e4, rows up to 131,072 keys: weights at the beta in the stats within
+//     1e-6 (1 + |beta y|) relative (y = x - max; weights below 1e-30 within 1e-30), entropy within
+//     1e-6 max(1, ln n), rows sum to 1 within 1e-6, target rules meet their target within 2e-6.
+//     f64: weights 1e-13 (1 + |beta y|), entropy 1e-12 max(1, ln n). f32 weights below 2^-100 are 0.
+#ifndef WHET_SOFTMAX_H_
+#define WHET_SOFTMAX_H_
+
+#include <whet/export.h>
+#include <whet/row.h>
+#include <whet/rule.h>
+#include <whet/view.h>
+
+#include <cstdint>
+#include <span>
+
+namespace whet {
+
+struct SoftmaxOptions {
+  Rule rule{};                              // chooses beta of each row; default none: beta = 1
+  int axis = -1;                            // negative counts from the end
+  ConstView mask{};                         // boolean, true = visible; as many axes as `in`, sizes equal or 1
+  std::span<const std::int64_t> lengths{};  // one a row, 0..keys; rows in row-major order
+  std::span<RowStats> stats{};              // if not empty: one a row, overwritten
+  int threads = 0;                          // 0 = whet::threads()
+};
+
+// out = softmax(beta in) along the axis, beta chosen per row by the rule. Overwrites `out`.
+WHET_API void softmax(ConstView in, View out, const SoftmaxOptions& options = {});
+
+// The same for a row given by its probabilities p >= 0 (sum near 1) instead of its logits:
+// out = p^beta / sum p^beta. A probability of 0 is a key that isn't visible; a negative one makes
+// its row NaN. stats count, spread, entropy, peak are those of p; max and log_sum_exp are of ln p.
+WHET_API void sharpen(ConstView in, View out, const SoftmaxOptions& options = {});
+
+enum class BetaGradient {
+  through_rule,  // beta depends on the logits, as in the published code
+  held           // beta counts as a constant
+};
+
+struct SoftmaxBackwardOptions {
+  Rule rule{};  // rule, axis, mask, lengths: what softmax was given
+  BetaGradient beta_gradient = BetaGradient::through_rule;
+  int axis = -1;
+  ConstView mask{};
+  std::span<const std::int64_t> lengths{};
+  std::span<const RowStats> stats{};  // what softmax wrote; empty: computed again
+  int threads = 0;
+};
+
+// din = dL/din from in (what softmax was given) and dout = dL/dout. Overwrites `din`, which may be
+// `dout` or `in`. At a kink of the rule the derivative of the constant side is taken; an unreachable
+// target counts as constant. Within 1e-6 (1 + |beta y|) of max|dout| per key and unit of beta.
+WHET_API void softmax_backward(ConstView in, ConstView dout, View din,
+                               const SoftmaxBackwardOptions& options = {});
+
+}  // namespace whet
+
+#endif  // WHET_SOFTMAX_H_

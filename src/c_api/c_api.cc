@@ -1,0 +1,227 @@
+// The C ABI: the C++ functions with exceptions turned into status codes.
+
+#include <whet/c_api.h>
+#include <whet/whet.h>
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <new>
+#include <span>
+#include <string>
+
+#include "core/rows.h"
+
+namespace {
+
+thread_local std::string last_error;
+
+static_assert(sizeof(whet::RowState) == sizeof(whet_row_state) &&
+              offsetof(whet::RowState, u) == offsetof(whet_row_state, u));
+static_assert(sizeof(whet::RowStats) == WHET_STATS_FIELDS * sizeof(double));
+static_assert(std::size(whet_rule{}.values) == 4 + whet::Rule::kMaxCoefficients);
+
+template <typename F>
+whet_status guarded(F&& body) {
+  try {
+    body();
+    return WHET_OK;
+  } catch (const whet::Error& e) {
+    last_error = e.what();
+    return WHET_INVALID_ARGUMENT;
+  } catch (const std::bad_alloc&) {
+    last_error.assign("out of memory");  // fits the string's own buffer: can't fail
+    return WHET_OUT_OF_MEMORY;
+  } catch (const std::exception& e) {
+    last_error = e.what();
+    return WHET_INTERNAL_ERROR;
+  }
+}
+
+whet::View view_of(const whet_view* v, const char* name) {
+  if (v == nullptr) throw whet::Error(std::string(name) + " is null");
+  if (v->dims < 1 || v->dims > static_cast<std::int32_t>(whet::kMaxDims)) {
+    throw whet::Error(std::string(name) + ": dims is " + std::to_string(v->dims) + ", must be 1 to 8");
+  }
+  if (v->dtype < WHET_F32 || v->dtype > WHET_BOOLEAN) {
+    throw whet::Error(std::string(name) + ": dtype is " + std::to_string(v->dtype) +
+                      ", must be a whet_dtype");
+  }
+  if (v->sizes == nullptr) throw whet::Error(std::string(name) + ": sizes is null");
+  const auto dims = static_cast<std::size_t>(v->dims);
+  const auto list = [&](const std::int64_t* p) {
+    return p == nullptr ? whet::Dims() : whet::Dims(std::span(p, dims));
+  };
+  return {v->data, static_cast<whet::DType>(v->dtype), list(v->sizes), list(v->strides)};
+}
+
+whet_options options_of(const whet_options* given) {
+  whet_options options = WHET_OPTIONS_DEFAULT;
+  if (given == nullptr) return options;
+  if (given->struct_size < sizeof(whet_options)) {
+    throw whet::Error("options: struct_size is " + std::to_string(given->struct_size) + ", must be " +
+                      std::to_string(sizeof(whet_options)) + " (start from WHET_OPTIONS_DEFAULT)");
+  }
+  return *given;
+}
+
+// A rule by value: kind, number of coefficients, then parameter, factor, gate, hold, coefficients.
+whet_rule to_c(const whet::Rule& rule) {
+  whet_rule r{
+      static_cast<std::int32_t>(rule.kind()), static_cast<std::int32_t>(rule.coefficients().size()), {}};
+  const double head[] = {rule.parameter(), rule.factor(), rule.gate(), rule.hold()};
+  std::ranges::copy(rule.coefficients(), std::ranges::copy(head, r.values).out);
+  return r;
+}
+
+// Through the same doors as everybody else, so that a damaged whet_rule is an error.
+whet::Rule from_c(const whet_rule& r) {
+  using whet::Rule;
+  switch (static_cast<Rule::Kind>(r.kind)) {
+    case Rule::Kind::none:
+      return Rule::none();
+    case Rule::Kind::fixed:
+      return Rule::fixed(r.values[0]);
+    case Rule::Kind::paper:
+      return Rule::paper();
+    case Rule::Kind::polynomial:
+      if (r.terms < 1 || r.terms > static_cast<std::int32_t>(Rule::kMaxCoefficients)) break;
+      return Rule::polynomial(std::span(r.values + 4, static_cast<std::size_t>(r.terms)), r.values[2],
+                              r.values[3]);
+    case Rule::Kind::log_length:
+      return Rule::log_length(r.values[0], r.values[1]);
+    case Rule::Kind::ssmax:
+      return Rule::ssmax(r.values[0]);
+    case Rule::Kind::target_entropy:
+      return Rule::target_entropy(r.values[0]);
+    case Rule::Kind::target_peak:
+      return Rule::target_peak(r.values[0]);
+  }
+  throw whet::Error("options: rule is not one that whet_rule_parse made");
+}
+
+// lengths and stats have no size of their own in C: one a row of `in`.
+std::size_t rows_of(const whet::ConstView& in, int axis) {
+  return static_cast<std::size_t>(whet::core::Rows(in, axis).count());
+}
+
+whet::ConstView mask_of(const whet_options& o) {
+  return o.mask == nullptr ? whet::ConstView() : whet::ConstView(view_of(o.mask, "mask"));
+}
+
+template <typename T>
+std::span<T> per_row(T* data, std::size_t rows) {
+  return data == nullptr ? std::span<T>() : std::span<T>(data, rows);
+}
+
+whet::SoftmaxOptions softmax_options(const whet::ConstView& in, const whet_options& o) {
+  const std::size_t rows = rows_of(in, o.axis);
+  return {.rule = from_c(o.rule),
+          .axis = o.axis,
+          .mask = mask_of(o),
+          .lengths = per_row(o.lengths, rows),
+          .stats = per_row(reinterpret_cast<whet::RowStats*>(o.stats), rows),
+          .threads = o.threads};
+}
+
+whet::RowState from_c(const whet_row_state* s) { return std::bit_cast<whet::RowState>(*s); }
+
+}  // namespace
+
+extern "C" {
+
+const char* whet_version(void) {
+  static const std::string text = whet::version();
+  return text.c_str();
+}
+
+const char* whet_last_error(void) { return last_error.c_str(); }
+
+whet_status whet_rule_parse(const char* name, whet_rule* rule) {
+  return guarded([&] {
+    if (name == nullptr) throw whet::Error("name is null");
+    if (rule == nullptr) throw whet::Error("rule is null");
+    *rule = to_c(whet::Rule::parse(name));
+  });
+}
+
+whet_status whet_softmax(const whet_view* in, const whet_view* out, const whet_options* options) {
+  return guarded([&] {
+    const whet::ConstView from = view_of(in, "in");
+    whet::softmax(from, view_of(out, "out"), softmax_options(from, options_of(options)));
+  });
+}
+
+whet_status whet_sharpen(const whet_view* in, const whet_view* out, const whet_options* options) {
+  return guarded([&] {
+    const whet::ConstView from = view_of(in, "in");
+    whet::sharpen(from, view_of(out, "out"), softmax_options(from, options_of(options)));
+  });
+}
+
+whet_status whet_softmax_backward(const whet_view* in, const whet_view* dout, const whet_view* din,
+                                  const whet_options* options) {
+  return guarded([&] {
+    const whet_options o = options_of(options);
+    const whet::ConstView from = view_of(in, "in");
+    const whet::SoftmaxOptions forward = softmax_options(from, o);
+    whet::softmax_backward(
+        from, view_of(dout, "dout"), view_of(din, "din"),
+        {.rule = forward.rule,
+         .beta_gradient = o.hold_beta != 0 ? whet::BetaGradient::held : whet::BetaGradient::through_rule,
+         .axis = forward.axis,
+         .mask = forward.mask,
+         .lengths = forward.lengths,
+         .stats = forward.stats,
+         .threads = forward.threads});
+  });
+}
+
+whet_status whet_states(const whet_view* in, whet_row_state* out, const whet_options* options) {
+  return guarded([&] {
+    const whet_options o = options_of(options);
+    const whet::ConstView from = view_of(in, "in");
+    const std::size_t rows = rows_of(from, o.axis);
+    if (out == nullptr && rows > 0) throw whet::Error("out is null");
+    whet::states(
+        from, std::span(reinterpret_cast<whet::RowState*>(out), rows),
+        {.axis = o.axis, .mask = mask_of(o), .lengths = per_row(o.lengths, rows), .threads = o.threads});
+  });
+}
+
+whet_row_state whet_merge(const whet_row_state* a, const whet_row_state* b) {
+  return std::bit_cast<whet_row_state>(whet::merge(from_c(a), from_c(b)));
+}
+
+int whet_threads(void) {
+  int count = 0;
+  guarded([&] { count = whet::threads(); });
+  return count;
+}
+
+whet_status whet_set_threads(int count) {
+  return guarded([&] { whet::set_threads(count); });
+}
+
+const char* whet_target(void) {
+  thread_local std::string text;
+  return guarded([&] { text = whet::target(); }) == WHET_OK ? text.c_str() : nullptr;
+}
+
+const char* whet_targets(void) {
+  static const std::string text = [] {
+    std::string list;
+    for (const std::string& name : whet::targets()) list += (list.empty() ? "" : " ") + name;
+    return list;
+  }();
+  return text.c_str();
+}
+
+whet_status whet_force_target(const char* name) {
+  return guarded([&] {
+    if (name == nullptr) throw whet::Error("name is null");
+    whet::force_target(name);
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,232 @@
+#include "core/rows.h"
+
+#include <whet/error.h>
+
+#include <algorithm>
+#include <string>
+
+namespace whet::core {
+
+namespace {
+
+std::string text(const Dims& dims) {
+  std::string s = "(";
+  for (std::size_t i = 0; i < dims.size(); ++i) s += (i == 0 ? "" : ", ") + std::to_string(dims[i]);
+  return s + ")";
+}
+
+const char* text(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return "f32";
+    case DType::f64:
+      return "f64";
+    case DType::bf16:
+      return "bf16";
+    case DType::f16:
+      return "f16";
+    case DType::boolean:
+      return "boolean";
+  }
+  return "unknown";
+}
+
+[[noreturn]] void fail(const char* name, const std::string& what) {
+  throw Error(std::string(name) + ": " + what);
+}
+
+// a * b or a + b, Error if that isn't an int64.
+std::int64_t times(std::int64_t a, std::int64_t b, const char* name) {
+  std::int64_t result = 0;
+  if (__builtin_mul_overflow(a, b, &result)) fail(name, "its extent doesn't fit 64 bits");
+  return result;
+}
+
+std::int64_t plus(std::int64_t a, std::int64_t b, const char* name) {
+  std::int64_t result = 0;
+  if (__builtin_add_overflow(a, b, &result)) fail(name, "its extent doesn't fit 64 bits");
+  return result;
+}
+
+void check_sizes(const Dims& sizes, const char* name) {
+  if (sizes.empty()) fail(name, "has no axes, 1 to " + std::to_string(kMaxDims) + " are allowed");
+  std::int64_t elements = 1;
+  for (const std::int64_t size : sizes) {
+    if (size < 0) fail(name, "sizes " + text(sizes) + " must not be negative");
+    // A size of 0 must not hide an overflow of the others.
+    elements = times(elements, std::max<std::int64_t>(size, 1), name);
+  }
+}
+
+Dims strides_of(const ConstView& view, const char* name) {
+  if (view.strides.empty()) {
+    std::array<std::int64_t, kMaxDims> strides{};
+    std::int64_t stride = 1;
+    for (std::size_t i = view.sizes.size(); i-- > 0;) {
+      strides[i] = stride;
+      stride = times(stride, std::max<std::int64_t>(view.sizes[i], 1), name);
+    }
+    return Dims(std::span<const std::int64_t>(strides.data(), view.sizes.size()));
+  }
+  if (view.strides.size() != view.sizes.size()) {
+    fail(name, "has " + std::to_string(view.strides.size()) + " strides for " +
+                   std::to_string(view.sizes.size()) + " axes");
+  }
+  return view.strides;
+}
+
+// True if no two indices can meet: each axis steps over all that the finer ones reach.
+bool holds_each_once(const Dims& sizes, const Dims& strides, const char* name) {
+  std::array<std::pair<std::int64_t, std::int64_t>, kMaxDims> axes;  // |stride|, size
+  std::size_t used = 0;
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] == 0) return true;
+    if (sizes[i] > 1) axes[used++] = {strides[i] < 0 ? -strides[i] : strides[i], sizes[i]};
+  }
+  std::ranges::sort(std::span(axes).first(used));
+  std::int64_t reach = 0;
+  for (std::size_t i = 0; i < used; ++i) {
+    if (axes[i].first <= reach) return false;
+    reach = plus(reach, times(axes[i].first, axes[i].second - 1, name), name);
+  }
+  return true;
+}
+
+}  // namespace
+
+std::int64_t element_bytes(DType dtype) {
+  switch (dtype) {
+    case DType::f32:
+      return 4;
+    case DType::f64:
+      return 8;
+    case DType::bf16:
+    case DType::f16:
+      return 2;
+    case DType::boolean:
+      return 1;
+  }
+  return 0;
+}
+
+Rows::Rows(const ConstView& in, int axis) : sizes_(in.sizes), dtype_(in.dtype) {
+  check_sizes(in.sizes, "in");
+  if (element_bytes(in.dtype) < 2) {
+    fail("in", std::string("its element type is ") + text(in.dtype) + ", must be f32, f64, bf16 or f16");
+  }
+  const int dims = static_cast<int>(sizes_.size());
+  if (axis < -dims || axis >= dims) {
+    throw Error("axis is " + std::to_string(axis) + ", must be " + std::to_string(-dims) + " to " +
+                std::to_string(dims - 1) + " for " + std::to_string(dims) + " axes");
+  }
+  axis_ = static_cast<std::size_t>(axis < 0 ? axis + dims : axis);
+  keys_ = sizes_[axis_];
+  for (std::size_t i = 0; i < sizes_.size(); ++i) {
+    if (i == axis_) continue;
+    outer_sizes_[outer_dims_++] = sizes_[i];
+    count_ *= sizes_[i];
+  }
+}
+
+RowArray Rows::resolve(const ConstView& view, const char* name, bool broadcast) const {
+  const Dims strides = strides_of(view, name);
+  const std::int64_t bytes = element_bytes(view.dtype);
+  RowArray a{.data = const_cast<std::byte*>(static_cast<const std::byte*>(view.data)), .dtype = view.dtype};
+
+  std::int64_t low = 0, high = 0;  // offsets of the first and the last byte
+  bool empty = false;
+  std::size_t outer = 0;
+  for (std::size_t i = 0; i < sizes_.size(); ++i) {
+    empty |= sizes_[i] == 0;
+    const bool repeats = broadcast && view.sizes[i] == 1;
+    const std::int64_t stride = repeats ? 0 : strides[i];
+    const std::int64_t last =
+        times(times(stride, bytes, name), std::max<std::int64_t>(sizes_[i] - 1, 0), name);
+    (last < 0 ? low : high) = plus(last < 0 ? low : high, last, name);
+    (i == axis_ ? a.key_stride : a.row_strides[outer++]) = stride;
+  }
+  if (empty) return a;
+  if (view.data == nullptr) fail(name, "its data is null");
+  if (reinterpret_cast<std::uintptr_t>(view.data) % static_cast<std::uintptr_t>(bytes) != 0) {
+    fail(name, "its data isn't aligned to its element type");
+  }
+  a.begin = a.data + low;
+  a.end = a.data + high + bytes;
+  return a;
+}
+
+RowArray Rows::array(const ConstView& view, const char* name) const {
+  check_sizes(view.sizes, name);
+  if (!std::ranges::equal(view.sizes, sizes_)) {
+    fail(name, "its sizes are " + text(view.sizes) + ", must be those of in, " + text(sizes_));
+  }
+  if (view.dtype != dtype_) {
+    fail(name,
+         std::string("its element type is ") + text(view.dtype) + ", must be that of in, " + text(dtype_));
+  }
+  return resolve(view, name, false);
+}
+
+RowArray Rows::output(const View& view, const char* name) const {
+  const RowArray a = array(view, name);
+  const Dims strides = strides_of(view, name);
+  if (!holds_each_once(sizes_, strides, name)) {
+    fail(name, "its strides " + text(strides) + " may hold an element twice");
+  }
+  return a;
+}
+
+RowArray Rows::mask(const ConstView& view) const {
+  if (view.data == nullptr && view.sizes.empty()) return {};
+  check_sizes(view.sizes, "mask");
+  if (view.dtype != DType::boolean) {
+    fail("mask", std::string("its element type is ") + text(view.dtype) + ", must be boolean");
+  }
+  bool fits = view.sizes.size() == sizes_.size();
+  for (std::size_t i = 0; fits && i < sizes_.size(); ++i) {
+    fits = view.sizes[i] == sizes_[i] || view.sizes[i] == 1;
+  }
+  if (!fits) {
+    fail("mask", "its sizes are " + text(view.sizes) + ", must be those of in, " + text(sizes_) + ", or 1");
+  }
+  return resolve(view, "mask", true);
+}
+
+void Rows::check_lengths(std::span<const std::int64_t> lengths) const {
+  if (lengths.empty()) return;
+  check_per_row(lengths.size(), "lengths");
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    if (lengths[i] < 0 || lengths[i] > keys_) {
+      fail("lengths", "that of row " + std::to_string(i) + " is " + std::to_string(lengths[i]) +
+                          ", must be 0 to " + std::to_string(keys_));
+    }
+  }
+}
+
+void Rows::check_per_row(std::size_t given, const char* name) const {
+  if (given != static_cast<std::size_t>(count_)) {
+    fail(name, std::to_string(given) + " given, must be one a row, " + std::to_string(count_));
+  }
+}
+
+void check_apart(const Rows& rows, const RowArray& written, const char* written_name, const RowArray& read,
+                 const char* read_name) {
+  if (written.begin >= read.end || read.begin >= written.end) return;
+  bool same = written.data == read.data && written.dtype == read.dtype;
+  same = same && (rows.keys() <= 1 || written.key_stride == read.key_stride);
+  for (std::size_t i = 0; i < rows.outer_dims(); ++i) {
+    same = same && (rows.outer_size(i) <= 1 || written.row_strides[i] == read.row_strides[i]);
+  }
+  if (!same) {
+    fail(written_name, std::string("overlaps ") + read_name +
+                           "; they may only be the same array (pointer and strides) or apart");
+  }
+}
+
+RowArray plain_bytes(const void* data, std::size_t bytes) {
+  const auto* begin = static_cast<const std::byte*>(data);
+  return {
+      .data = const_cast<std::byte*>(begin), .dtype = DType::boolean, .begin = begin, .end = begin + bytes};
+}
+
+}  // namespace whet::core

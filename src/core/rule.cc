@@ -1,0 +1,265 @@
+#include <whet/error.h>
+#include <whet/rule.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <fstream>
+#include <optional>
+#include <vector>
+
+#include "core/beta.h"
+
+namespace whet {
+
+namespace {
+
+constexpr std::array<double, 5> kPaper = {-0.037, 0.481, -2.3, 4.917, -1.791};
+constexpr std::size_t kMaxRuleFile = 65536;
+
+constexpr std::string_view kNames =
+    "none, paper, fixed:B, log-length:N0[,S], ssmax:S, target-entropy:H, target-peak:W, "
+    "polynomial:FILE or polynomial:C4,C3,C2,C1,C0[:gate=G][:hold=H]";
+
+// The shortest text that reads back as the same double.
+std::string text(double value) {
+  char buffer[32];
+  const auto end = std::to_chars(buffer, buffer + sizeof buffer, value).ptr;
+  return {buffer, end};
+}
+
+std::optional<double> number(std::string_view s) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), value);
+  if (s.empty() || error != std::errc() || end != s.data() + s.size()) return std::nullopt;
+  return value;
+}
+
+std::optional<std::vector<double>> numbers(std::string_view list) {
+  std::vector<double> values;
+  for (std::size_t begin = 0; begin <= list.size();) {
+    const std::size_t end = std::min(list.find(',', begin), list.size());
+    const auto value = number(list.substr(begin, end - begin));
+    if (!value) return std::nullopt;
+    values.push_back(*value);
+    begin = end + 1;
+  }
+  return values;
+}
+
+[[noreturn]] void fail(std::string_view name, const std::string& why) {
+  throw Error("rule: '" + std::string(name) + "' " + why);
+}
+
+void require(bool ok, const char* argument, double given, const char* allowed) {
+  if (!ok) throw Error(std::string(argument) + " is " + text(given) + ", must be " + allowed);
+}
+
+// Everything after "polynomial:" if it is coefficients; nullopt if it must be a file's name.
+std::optional<Rule> inline_polynomial(std::string_view name, std::string_view body) {
+  std::optional<double> gate, hold;
+  const auto coefficients = numbers(body.substr(0, body.find(':')));
+  if (!coefficients) return std::nullopt;
+  for (std::size_t at = body.find(':'); at != body.npos; at = body.find(':', at + 1)) {
+    const std::string_view field = body.substr(at + 1, body.find(':', at + 1) - at - 1);
+    const auto value = number(field.substr(std::min(field.size(), field.find('=') + 1)));
+    auto& option = field.starts_with("gate=") ? gate : hold;
+    if (!value || option || !(field.starts_with("gate=") || field.starts_with("hold="))) {
+      fail(name, "has '" + std::string(field) + "' where gate=G or hold=H is allowed, once each");
+    }
+    option = value;
+  }
+  return Rule::polynomial(*coefficients, gate.value_or(0.5),
+                          hold.value_or(std::numeric_limits<double>::infinity()));
+}
+
+Rule polynomial_file(std::string_view name, const std::string& path) {
+  std::ifstream file(path);
+  if (!file) fail(name, "names the file '" + path + "', which can't be read");
+  std::string content(kMaxRuleFile + 1, '\0');
+  file.read(content.data(), static_cast<std::streamsize>(content.size()));
+  content.resize(static_cast<std::size_t>(std::max<std::streamsize>(file.gcount(), 0)));
+  if (content.size() > kMaxRuleFile) fail(name, "names a file of more than 65536 bytes");
+
+  std::string_view rest = content;
+  while (!rest.empty()) {
+    const std::size_t end = std::min(rest.find('\n'), rest.size());
+    std::string_view line = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.remove_suffix(1);
+    if (line.empty() || line.front() == '#') continue;
+    constexpr std::string_view kPrefix = "polynomial:";
+    if (line.starts_with(kPrefix)) {
+      if (auto rule = inline_polynomial(name, line.substr(kPrefix.size()))) return *rule;
+    }
+    break;
+  }
+  fail(name, "names a file without a line polynomial:C4,C3,C2,C1,C0[:gate=G][:hold=H]");
+}
+
+}  // namespace
+
+Rule Rule::fixed(double beta) {
+  require(beta >= core::kMinBeta && beta <= core::kMaxBeta, "fixed: beta", beta, "between 2^-60 and 2^60");
+  Rule r;
+  r.kind_ = Kind::fixed;
+  r.parameter_ = beta;
+  return r;
+}
+
+Rule Rule::paper() {
+  Rule r = polynomial(kPaper);
+  r.kind_ = Kind::paper;
+  return r;
+}
+
+Rule Rule::polynomial(std::span<const double> coefficients, double gate, double hold) {
+  require(!coefficients.empty() && coefficients.size() <= kMaxCoefficients,
+          "polynomial: number of coefficients", static_cast<double>(coefficients.size()), "1 to 8");
+  for (const double c : coefficients) require(std::isfinite(c), "polynomial: coefficient", c, "finite");
+  require(gate >= 0, "polynomial: gate", gate, "0 or more");
+  require(hold > 0, "polynomial: hold", hold, "above 0");
+  Rule r;
+  r.kind_ = Kind::polynomial;
+  r.gate_ = gate;
+  r.hold_ = hold;
+  r.terms_ = coefficients.size();
+  std::ranges::copy(coefficients, r.coefficients_.begin());
+  return r;
+}
+
+Rule Rule::log_length(double n0, double s) {
+  require(n0 > 1 && std::isfinite(n0), "log-length: n0", n0, "finite and above 1");
+  require(s > 0 && std::isfinite(s), "log-length: s", s, "finite and above 0");
+  Rule r;
+  r.kind_ = Kind::log_length;
+  r.parameter_ = n0;
+  r.factor_ = s;
+  return r;
+}
+
+Rule Rule::ssmax(double s) {
+  require(s > 0 && std::isfinite(s), "ssmax: s", s, "finite and above 0");
+  Rule r;
+  r.kind_ = Kind::ssmax;
+  r.parameter_ = s;
+  return r;
+}
+
+Rule Rule::target_entropy(double h) {
+  require(h > 0 && std::isfinite(h), "target-entropy: h", h, "finite and above 0 (nats)");
+  Rule r;
+  r.kind_ = Kind::target_entropy;
+  r.parameter_ = h;
+  return r;
+}
+
+Rule Rule::target_peak(double w) {
+  require(w > 0 && w < 1, "target-peak: w", w, "between 0 and 1, both excluded");
+  Rule r;
+  r.kind_ = Kind::target_peak;
+  r.parameter_ = w;
+  return r;
+}
+
+Rule Rule::parse(std::string_view name) {
+  if (name == "none") return none();
+  if (name == "paper") return paper();
+  const std::size_t colon = name.find(':');
+  const std::string_view head = name.substr(0, colon);
+  const std::string_view body = colon == name.npos ? "" : name.substr(colon + 1);
+
+  if (head == "polynomial" && !body.empty()) {
+    if (auto rule = inline_polynomial(name, body)) return *rule;
+    return polynomial_file(name, std::string(body));
+  }
+  const auto values = numbers(body);
+  if (values && values->size() == 1) {
+    const double value = values->front();
+    if (head == "fixed") return fixed(value);
+    if (head == "ssmax") return ssmax(value);
+    if (head == "target-entropy") return target_entropy(value);
+    if (head == "target-peak") return target_peak(value);
+    if (head == "log-length") return log_length(value);
+  }
+  if (values && values->size() == 2 && head == "log-length") {
+    return log_length(values->front(), values->back());
+  }
+  fail(name, "is not a rule; rules are " + std::string(kNames));
+}
+
+std::string Rule::name() const {
+  switch (kind_) {
+    case Kind::none:
+      return "none";
+    case Kind::paper:
+      return "paper";
+    case Kind::fixed:
+      return "fixed:" + text(parameter_);
+    case Kind::ssmax:
+      return "ssmax:" + text(parameter_);
+    case Kind::target_entropy:
+      return "target-entropy:" + text(parameter_);
+    case Kind::target_peak:
+      return "target-peak:" + text(parameter_);
+    case Kind::log_length:
+      return "log-length:" + text(parameter_) + (factor_ == 1 ? "" : "," + text(factor_));
+    case Kind::polynomial:
+      break;
+  }
+  std::string result = "polynomial:";
+  for (std::size_t i = 0; i < terms_; ++i) result += (i == 0 ? "" : ",") + text(coefficients_[i]);
+  if (gate_ != 0.5) result += ":gate=" + text(gate_);
+  if (std::isfinite(hold_)) result += ":hold=" + text(hold_);
+  return result;
+}
+
+double Rule::polynomial_at(double entropy) const {
+  double value = 0;
+  for (std::size_t i = 0; i < terms_; ++i) value = value * std::min(entropy, hold_) + coefficients_[i];
+  return value;
+}
+
+double Rule::beta(const RowState& state) const {
+  if (solves()) throw Error("rule: " + name() + " needs the row, not only its state");
+  if (state.count <= 1) return 1;
+  if (std::isnan(state.z)) return state.z;
+  double value = 1;
+  switch (kind_) {
+    case Kind::fixed:
+      value = parameter_;
+      break;
+    case Kind::ssmax:
+      value = parameter_ * std::log(static_cast<double>(state.count));
+      break;
+    case Kind::log_length:
+      value = std::max(1.0, factor_ * std::log(static_cast<double>(state.count)) / std::log(parameter_));
+      break;
+    case Kind::paper:
+    case Kind::polynomial: {
+      const double h = row_entropy(state);
+      value = h > gate_ ? std::max(1.0, polynomial_at(h)) : 1;
+      break;
+    }
+    case Kind::none:
+    case Kind::target_entropy:
+    case Kind::target_peak:
+      break;
+  }
+  return std::clamp(value, core::kMinBeta, core::kMaxBeta);
+}
+
+double Rule::slope(const RowState& state) const {
+  if (kind_ != Kind::paper && kind_ != Kind::polynomial) return 0;
+  if (state.count <= 1) return 0;
+  const double h = row_entropy(state);
+  const double value = polynomial_at(h);
+  if (h <= gate_ || h >= hold_ || value <= 1 || value >= core::kMaxBeta) return 0;
+  double slope = 0;
+  for (std::size_t i = 0; i + 1 < terms_; ++i) {
+    slope = slope * h + coefficients_[i] * static_cast<double>(terms_ - 1 - i);
+  }
+  return slope;
+}
+
+}  // namespace whet

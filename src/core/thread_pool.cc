@@ -1,0 +1,108 @@
+#include "core/thread_pool.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+namespace whet::core {
+
+namespace {
+
+struct Job {
+  const std::int64_t tasks;
+  const TaskBody body;
+  void* const context;
+  int open_places;  // workers that may still join
+  int joined = 0;   // workers that did
+  int active = 0;   // of those, still at work
+  std::atomic<std::int64_t> next{0};
+  std::condition_variable idle{};
+
+  void work(int worker) {
+    for (std::int64_t task = next++; task < tasks; task = next++) body(context, task, worker);
+  }
+};
+
+class Pool {
+ public:
+  void run(Job& job) {
+    const int wanted = job.open_places;
+    {
+      const std::lock_guard lock(mutex_);
+      start_workers(wanted);
+      jobs_.push_back(&job);
+    }
+    for (int i = 0; i < wanted; ++i) wake_.notify_one();
+    job.work(0);
+    std::unique_lock lock(mutex_);
+    std::erase(jobs_, &job);
+    job.idle.wait(lock, [&] { return job.active == 0; });
+  }
+
+ private:
+  // Fewer workers than wished for is no error: the caller does the work.
+  void start_workers(int wanted) {
+    try {
+      for (; workers_ < wanted; ++workers_) std::thread([this] { serve(); }).detach();
+    } catch (const std::system_error&) {
+    }
+  }
+
+  void serve() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      wake_.wait(lock, [this] { return !jobs_.empty(); });
+      Job& job = *jobs_.front();
+      const int worker = ++job.joined;
+      if (--job.open_places == 0) jobs_.erase(jobs_.begin());
+      ++job.active;
+      lock.unlock();
+      job.work(worker);
+      lock.lock();
+      // The caller may destroy the job once it sees 0, which it can't before the lock is free.
+      if (--job.active == 0) job.idle.notify_one();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::vector<Job*> jobs_;  // those with open places, oldest first
+  int workers_ = 0;
+};
+
+// Never deleted: workers may wait in it until the process ends. After fork the child forgets it,
+// since its threads and the state of its mutex belong to the parent.
+std::atomic<Pool*> current_pool{nullptr};
+
+[[maybe_unused]] const int registered =
+    pthread_atfork(nullptr, nullptr, [] { current_pool.store(nullptr, std::memory_order_relaxed); });
+
+Pool& pool() {
+  Pool* existing = current_pool.load();
+  if (existing == nullptr) {
+    Pool* fresh = new Pool;
+    if (current_pool.compare_exchange_strong(existing, fresh)) return *fresh;
+    delete fresh;
+  }
+  return *existing;
+}
+
+}  // namespace
+
+void run_tasks(std::int64_t tasks, int threads, TaskBody body, void* context) {
+  const auto places = static_cast<int>(std::min<std::int64_t>(threads, tasks)) - 1;
+  Job job{.tasks = tasks, .body = body, .context = context, .open_places = std::max(places, 0)};
+  if (places <= 0) {
+    job.work(0);
+  } else {
+    pool().run(job);
+  }
+}
+
+}  // namespace whet::core

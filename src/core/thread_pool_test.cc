@@ -1,0 +1,112 @@
+#include "core/thread_pool.h"
+
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <numeric>
+#include <thread>
+#include <vector>
+
+namespace whet::core {
+namespace {
+
+TEST(ThreadPool, RunsEveryTaskOnce) {
+  for (const int threads : {1, 2, 3, 7}) {
+    for (const std::int64_t tasks : {0, 1, 2, 5, 1000}) {
+      std::vector<std::atomic<int>> runs(static_cast<std::size_t>(tasks));
+      parallel_for(tasks, threads, [&](std::int64_t task, int worker) {
+        EXPECT_LT(worker, threads);
+        ++runs[static_cast<std::size_t>(task)];
+      });
+      for (const auto& count : runs) ASSERT_EQ(count, 1);
+    }
+  }
+}
+
+TEST(ThreadPool, GivesEachWorkerItsOwnNumber) {
+  constexpr int kThreads = 4;
+  std::vector<std::atomic<int>> inside(kThreads);
+  parallel_for(2000, kThreads, [&](std::int64_t, int worker) {
+    auto& mine = inside[static_cast<std::size_t>(worker)];
+    EXPECT_EQ(++mine, 1);
+    std::this_thread::yield();
+    --mine;
+  });
+}
+
+TEST(ThreadPool, UsesOtherThreads) {
+  // A task that waits for a second one to start can only end if two threads are at work.
+  std::atomic<int> started{0};
+  parallel_for(2, 2, [&](std::int64_t, int) {
+    ++started;
+    while (started < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  EXPECT_EQ(started, 2);
+}
+
+TEST(ThreadPool, ServesManyCallersAtOnce) {
+  std::vector<std::int64_t> sums(8);
+  std::vector<std::thread> callers;
+  for (auto& sum : sums) {
+    callers.emplace_back([&sum] {
+      for (int round = 0; round < 50; ++round) {
+        std::atomic<std::int64_t> total{0};
+        parallel_for(100, 3, [&](std::int64_t task, int) { total += task; });
+        sum += total;
+      }
+    });
+  }
+  for (auto& caller : callers) caller.join();
+  for (const std::int64_t sum : sums) EXPECT_EQ(sum, 50 * 4950);
+}
+
+TEST(ThreadPool, CallsInsideCallsComplete) {
+  std::atomic<int> inner{0};
+  parallel_for(4, 2, [&](std::int64_t, int) { parallel_for(10, 2, [&](std::int64_t, int) { ++inner; }); });
+  EXPECT_EQ(inner, 40);
+}
+
+// True if the child that runs `body` exits with its result true, within ten seconds.
+template <typename F>
+bool child_succeeds(F&& body) {
+  const pid_t child = fork();
+  if (child == 0) {
+    alarm(10);
+    _exit(body() ? 0 : 1);
+  }
+  int status = 0;
+  return waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+bool two_threads_work() {
+  std::atomic<int> started{0};
+  parallel_for(2, 2, [&](std::int64_t, int) {
+    ++started;
+    while (started < 2) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  });
+  return started == 2;
+}
+
+TEST(ThreadPool, WorksInAForkedChild) {
+  ASSERT_TRUE(two_threads_work());  // the parent's workers exist
+  EXPECT_TRUE(child_succeeds(two_threads_work));
+  EXPECT_TRUE(two_threads_work());  // and still serve the parent
+}
+
+TEST(ThreadPool, WorksInAChildForkedWhileOthersCall) {
+  std::atomic<bool> stop{false};
+  std::thread busy([&] {
+    while (!stop) parallel_for(64, 2, [](std::int64_t, int) {});
+  });
+  int succeeded = 0;
+  for (int i = 0; i < 20; ++i) succeeded += child_succeeds(two_threads_work) ? 1 : 0;
+  stop = true;
+  busy.join();
+  EXPECT_EQ(succeeded, 20);
+}
+
+}  // namespace
+}  // namespace whet::core

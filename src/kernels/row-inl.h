@@ -1,0 +1,229 @@
+// Sweeps over one contiguous row of float or double.
+//
+// A row is read in this order: scan (maximum), sweep (exponentials and their moments), scale. One core
+// is bound by the exponentials, not by memory, so the number of sweeps matters less than the number
+// of exponentials: none costs one a key, a rule of the entropy two. Measuring every exponential
+// from the row's own maximum needs no rescaling afterwards; the extra read of the scan costs a
+// twentieth of a sweep.
+//
+// Sums stay in T for kRun vectors and continue in float64: beside a term of 1, a float sum drops up to
+// 2^-25 with every addition, so a run of 16 loses less than 5e-7. Keys that aren't visible are -inf and
+// contribute exactly 0 everywhere. Nothing outside [row, row + n) is read or written.
+#if defined(WHET_KERNELS_ROW_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WHET_KERNELS_ROW_INL_H_
+#undef WHET_KERNELS_ROW_INL_H_
+#else
+#define WHET_KERNELS_ROW_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "core/sums.h"
+#include "kernels/exp-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace whet {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+using core::Sums;
+
+inline constexpr std::int64_t kRun = 16;
+
+// Keys of a run, and a bound for buffers that hold one.
+template <typename T>
+HWY_INLINE std::int64_t RunKeys() {
+  return kRun * static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
+}
+template <typename T>
+inline constexpr std::size_t kMaxRunKeys = kRun* HWY_MAX_BYTES / sizeof(T);
+
+// A sum in float64, fed a vector of T at a time.
+template <typename T>
+class WideSum {
+ public:
+  HWY_INLINE WideSum() : low_(hn::Zero(DD())), high_(hn::Zero(DD())) {}
+  HWY_INLINE void Add(hn::Vec<hn::ScalableTag<T>> v) {
+    if constexpr (sizeof(T) == sizeof(double)) {
+      low_ = hn::Add(low_, v);
+    } else {
+#if HWY_TARGET == HWY_SCALAR
+      low_ = hn::Add(low_, hn::PromoteTo(DD(), v));
+#else
+      const hn::Half<hn::ScalableTag<T>> half;
+      low_ = hn::Add(low_, hn::PromoteTo(DD(), hn::LowerHalf(half, v)));
+      high_ = hn::Add(high_, hn::PromoteTo(DD(), hn::UpperHalf(half, v)));
+#endif
+    }
+  }
+  HWY_INLINE double Total() const { return hn::GetLane(hn::SumOfLanes(DD(), hn::Add(low_, high_))); }
+
+ private:
+  using DD = hn::ScalableTag<double>;
+  hn::Vec<DD> low_, high_;
+};
+
+template <typename T>
+inline constexpr T kMinusInfinity = -std::numeric_limits<T>::infinity();
+
+// out[i] = f(in[i], more[i]...) vector by vector; `out` may be any of the inputs, or null if f only
+// accumulates. The last, partial vector passes through a buffer, where lanes past the end hold
+// -inf (a key that isn't visible) for `in` and 0 for the others.
+template <class D, typename T, class F, class... More>
+HWY_INLINE void Map(D d, T* out, std::int64_t n, F&& f, const T* in, const More*... more) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::int64_t i = 0;
+  if (out != nullptr) {
+    for (; i + lanes <= n; i += lanes)
+      hn::StoreU(f(hn::LoadU(d, in + i), hn::LoadU(d, more + i)...), d, out + i);
+  } else {
+    for (; i + lanes <= n; i += lanes) f(hn::LoadU(d, in + i), hn::LoadU(d, more + i)...);
+  }
+  if (i == n) return;
+  HWY_ALIGN T buffer[HWY_MAX_BYTES / sizeof(T)];
+  const auto partial = [&](const T* from, T fill) HWY_ATTR {
+    std::fill_n(std::copy_n(from + i, n - i, buffer), lanes - (n - i), fill);
+    return hn::Load(d, buffer);
+  };
+  const auto last = f(partial(in, kMinusInfinity<T>), partial(more, T(0))...);
+  if (out != nullptr) {
+    hn::Store(last, d, buffer);
+    std::copy_n(buffer, n - i, out + i);
+  }
+}
+
+template <typename T>
+struct Extremes {
+  T max;                   // lowest() if no key is visible
+  T min;                   // of visible keys; infinity if there are none
+  std::int64_t count = 0;  // visible keys; NaN counts
+};
+
+// kFull: min and count too.
+template <bool kFull, typename T>
+HWY_INLINE Extremes<T> Scan(const T* x, std::int64_t n) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  const V hidden = hn::Set(d, kMinusInfinity<T>);
+  V min = hn::Neg(hidden);
+  V max = hn::Set(d, std::numeric_limits<T>::lowest());
+  std::int64_t count = 0;
+  Map(
+      d, static_cast<T*>(nullptr), n,
+      [&](V v) HWY_ATTR {
+        max = hn::Max(max, v);
+        if constexpr (kFull) {
+          const auto visible = hn::Not(hn::Eq(v, hidden));  // NaN too
+          count += static_cast<std::int64_t>(hn::CountTrue(d, visible));
+          min = hn::Min(min, hn::IfThenElse(visible, v, hn::Neg(hidden)));
+        }
+        return v;
+      },
+      x);
+  return {hn::GetLane(hn::MaxOfLanes(d, max)), hn::GetLane(hn::MinOfLanes(d, min)), count};
+}
+
+// Moments at beta over the row; kMoments = highest power of y summed, 0..3. Writes e^(beta y)
+// times `scale` to `out` unless that is null; the sums are of the unscaled ones.
+template <int kMoments, bool kScale, typename T>
+HWY_NOINLINE Sums Sweep(const T* x, T* out, std::int64_t n, T max, double beta, T scale) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  const Exponential<T> exponential(beta);
+  const V top = hn::Set(d, max), factor = hn::Set(d, scale);
+  const std::int64_t run = RunKeys<T>();
+  WideSum<T> zs, ts, us, vs;
+  for (std::int64_t i = 0; i < n; i += run) {
+    V z = hn::Zero(d), t = z, u = z, v = z;
+    Map(
+        d, out == nullptr ? nullptr : out + i, std::min(run, n - i),
+        [&](V key) HWY_ATTR {
+          const V y = exponential.limit(d, hn::Sub(key, top));
+          const V e = exponential(d, y);
+          z = hn::Add(z, e);
+          if constexpr (kMoments == 1) t = hn::MulAdd(e, y, t);
+          if constexpr (kMoments >= 2) {
+            const V ey = hn::Mul(e, y);
+            t = hn::Add(t, ey);
+            u = hn::MulAdd(ey, y, u);
+            if constexpr (kMoments == 3) v = hn::MulAdd(hn::Mul(ey, y), y, v);
+          }
+          return kScale ? hn::Mul(e, factor) : e;
+        },
+        x + i);
+    zs.Add(z);
+    if constexpr (kMoments >= 1) ts.Add(t);
+    if constexpr (kMoments >= 2) us.Add(u);
+    if constexpr (kMoments == 3) vs.Add(v);
+  }
+  return {zs.Total(), ts.Total(), us.Total(), vs.Total()};
+}
+
+template <int kMoments, typename T>
+HWY_INLINE Sums Measure(const T* x, T* out, std::int64_t n, T max, double beta) {
+  return Sweep<kMoments, false>(x, out, n, max, beta, T(1));
+}
+
+template <typename T>
+HWY_INLINE void Scale(const T* in, T* out, std::int64_t n, double factor) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  const V scale = hn::Set(d, static_cast<T>(factor));
+  Map(
+      d, out, n, [&](V v) HWY_ATTR { return hn::Mul(v, scale); }, in);
+}
+
+// How many keys equal the maximum, and the largest of the others (-inf if there is none).
+template <typename T>
+struct Top {
+  std::int64_t ties;
+  T next;
+};
+
+template <typename T>
+HWY_INLINE Top<T> TopOf(const T* x, std::int64_t n, T max) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  const V top = hn::Set(d, max), hidden = hn::Set(d, kMinusInfinity<T>);
+  V next = hidden;
+  std::int64_t ties = 0;
+  Map(
+      d, static_cast<T*>(nullptr), n,
+      [&](V v) HWY_ATTR {
+        const auto tied = hn::Eq(v, top);
+        ties += static_cast<std::int64_t>(hn::CountTrue(d, tied));
+        next = hn::Max(next, hn::IfThenElse(tied, hidden, v));
+        return v;
+      },
+      x);
+  return {ties, hn::GetLane(hn::MaxOfLanes(d, next))};
+}
+
+// Copies the keys above `least`, which should be few, to the front of `out` (which may be `x`);
+// returns how many. (Highway's CompressStore copies its table to the stack for every vector with gcc.)
+template <typename T>
+HWY_INLINE std::int64_t KeepAbove(const T* x, std::int64_t n, T least, T* out) {
+  const hn::ScalableTag<T> d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const auto limit = hn::Set(d, least);
+  std::int64_t kept = 0;
+  for (std::int64_t i = 0; i < n; i += lanes) {
+    const std::int64_t end = std::min(i + lanes, n);
+    if (end - i == lanes && hn::AllFalse(d, hn::Gt(hn::LoadU(d, x + i), limit))) continue;
+    for (std::int64_t j = i; j < end; ++j) {
+      out[kept] = x[j];
+      kept += x[j] > least ? 1 : 0;
+    }
+  }
+  return kept;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace whet
+HWY_AFTER_NAMESPACE();
+
+#endif  // WHET_KERNELS_ROW_INL_H_

@@ -1,0 +1,173 @@
+// softmax, sharpen and states: arguments in, rows out.
+
+#include "kernels/softmax.h"
+
+#include <whet/row.h>
+#include <whet/softmax.h>
+
+#include <algorithm>
+#include <array>
+
+#include "kernels/row_job.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/softmax.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "kernels/elements-inl.h"
+#include "kernels/softmax-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace whet {
+namespace HWY_NAMESPACE {
+
+using kernels::RowJob;
+
+template <typename T>
+HWY_INLINE void SoftmaxRowsOf(const RowJob& job, std::int64_t begin, std::int64_t end, T* buffer) {
+  const std::int64_t in_bytes = core::element_bytes(job.in.dtype);
+  core::RowCursor<3> cursor(job.rows, {&job.in, &job.out, &job.mask}, begin);
+  const bool full = !job.stats.empty();
+  const bool out_is_direct = kernels::is_direct(job.out, job.rows.keys());
+  for (std::int64_t row = begin; row < end; ++row, cursor.next()) {
+    const std::int64_t n = job.length(row);
+    const std::byte* in = job.in.data + cursor.offset(0) * in_bytes;
+    std::byte* out = job.out.data + cursor.offset(1) * in_bytes;
+    const auto* mask = job.mask.data == nullptr
+                           ? nullptr
+                           : reinterpret_cast<const std::uint8_t*>(job.mask.data) + cursor.offset(2);
+
+    T* target = out_is_direct ? reinterpret_cast<T*>(out) : buffer;
+    double offset = 0;
+    const T* x = VisibleRow(job, in, mask, n, target, buffer, offset);
+    T* room = target != x ? target : (buffer != x ? buffer : nullptr);
+    RowState state;
+    const Chosen<T> chosen = SoftmaxRow(x, n, job.rule, full, target, room, state);
+    std::fill(target + n, target + job.rows.keys(), T(0));
+    if (!out_is_direct) StoreRow(target, job.out.dtype, job.out.key_stride, job.rows.keys(), out);
+    if (full) {
+      RowStats& stats = job.stats[static_cast<std::size_t>(row)];
+      stats = core::stats_of(state, chosen.beta, chosen.sums);
+      if (state.count > 0) {
+        stats.max += offset;
+        stats.log_sum_exp += offset;
+      }
+    }
+  }
+}
+
+void SoftmaxRows(const RowJob& job, std::int64_t begin, std::int64_t end, void* buffer) {
+  if (job.in.dtype == DType::f64) {
+    SoftmaxRowsOf(job, begin, end, static_cast<double*>(buffer));
+  } else {
+    SoftmaxRowsOf(job, begin, end, static_cast<float*>(buffer));
+  }
+}
+
+template <typename T>
+HWY_INLINE void StateRowsOf(const RowJob& job, std::int64_t begin, std::int64_t end, T* buffer) {
+  core::RowCursor<2> cursor(job.rows, {&job.in, &job.mask}, begin);
+  for (std::int64_t row = begin; row < end; ++row, cursor.next()) {
+    const std::int64_t n = job.length(row);
+    const std::byte* in = job.in.data + cursor.offset(0) * core::element_bytes(job.in.dtype);
+    const auto* mask = job.mask.data == nullptr
+                           ? nullptr
+                           : reinterpret_cast<const std::uint8_t*>(job.mask.data) + cursor.offset(1);
+    double offset = 0;
+    const T* x = VisibleRow(job, in, mask, n, buffer, buffer, offset);
+    Sums sums;
+    job.states[static_cast<std::size_t>(row)] =
+        StateOf<2>(x, n, Scan<true>(x, n), static_cast<T*>(nullptr), sums);
+  }
+}
+
+void StateRows(const RowJob& job, std::int64_t begin, std::int64_t end, void* buffer) {
+  if (job.in.dtype == DType::f64) {
+    StateRowsOf(job, begin, end, static_cast<double*>(buffer));
+  } else {
+    StateRowsOf(job, begin, end, static_cast<float*>(buffer));
+  }
+}
+
+std::int64_t SoftmaxTarget() { return HWY_TARGET; }
+
+}  // namespace HWY_NAMESPACE
+}  // namespace whet
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace whet {
+
+namespace kernels {
+
+HWY_EXPORT(SoftmaxRows);
+HWY_EXPORT(StateRows);
+HWY_EXPORT(SoftmaxTarget);
+
+std::int64_t softmax_target() { return WHET_DISPATCH(SoftmaxTarget)(); }
+
+namespace {
+
+void run_softmax(ConstView in, View out, const SoftmaxOptions& options, bool in_is_probabilities) {
+  const core::Rows rows(in, options.axis);
+  RowJob job{.rows = rows,
+             .rule = options.rule,
+             .in = rows.array(in, "in"),
+             .out = rows.output(out, "out"),
+             .mask = rows.mask(options.mask),
+             .lengths = options.lengths,
+             .stats = options.stats,
+             .in_is_probabilities = in_is_probabilities};
+  rows.check_lengths(options.lengths);
+  if (!options.stats.empty()) rows.check_per_row(options.stats.size(), "stats");
+  const auto stats = core::plain_bytes(options.stats.data(), options.stats.size_bytes());
+  const auto lengths = core::plain_bytes(options.lengths.data(), options.lengths.size_bytes());
+  core::check_apart(rows, job.out, "out", job.in, "in");
+  core::check_apart(rows, job.out, "out", job.mask, "mask");
+  core::check_apart(rows, job.out, "out", lengths, "lengths");
+  core::check_apart(rows, stats, "stats", job.in, "in");
+  core::check_apart(rows, stats, "stats", job.out, "out");
+  core::check_apart(rows, stats, "stats", job.mask, "mask");
+  core::check_apart(rows, stats, "stats", lengths, "lengths");
+  const int threads = core::resolve_threads(options.threads);
+
+  const bool direct_in = is_direct(job.in, rows.keys()) && job.mask.data == nullptr;
+  const bool in_place = job.in.data == job.out.data;
+  const bool buffered = !direct_in || !is_direct(job.out, rows.keys()) || (in_place && options.rule.solves());
+  run_rows(job, WHET_DISPATCH(SoftmaxRows), threads, buffered);
+}
+
+}  // namespace
+
+}  // namespace kernels
+
+void softmax(ConstView in, View out, const SoftmaxOptions& options) {
+  kernels::run_softmax(in, out, options, false);
+}
+
+void sharpen(ConstView in, View out, const SoftmaxOptions& options) {
+  kernels::run_softmax(in, out, options, true);
+}
+
+void states(ConstView in, std::span<RowState> out, const StatesOptions& options) {
+  const core::Rows rows(in, options.axis);
+  kernels::RowJob job{.rows = rows,
+                      .in = rows.array(in, "in"),
+                      .mask = rows.mask(options.mask),
+                      .lengths = options.lengths,
+                      .states = out};
+  rows.check_lengths(options.lengths);
+  rows.check_per_row(out.size(), "out");
+  const auto written = core::plain_bytes(out.data(), out.size_bytes());
+  core::check_apart(rows, written, "out", job.in, "in");
+  core::check_apart(rows, written, "out", job.mask, "mask");
+  core::check_apart(rows, written, "out",
+                    core::plain_bytes(options.lengths.data(), options.lengths.size_bytes()), "lengths");
+  const int threads = core::resolve_threads(options.threads);
+  const bool buffered = !kernels::is_direct(job.in, rows.keys()) || job.mask.data != nullptr;
+  kernels::run_rows(job, WHET_DISPATCH(kernels::StateRows), threads, buffered);
+}
+
+}  // namespace whet
+#endif  // HWY_ONCE

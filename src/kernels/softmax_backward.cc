@@ -1,0 +1,121 @@
+// softmax_backward: arguments in, gradients out.
+
+#include <whet/row.h>
+#include <whet/softmax.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels/row_job.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/softmax_backward.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "kernels/elements-inl.h"
+#include "kernels/softmax-inl.h"
+#include "kernels/softmax_backward-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace whet {
+namespace HWY_NAMESPACE {
+
+using kernels::RowJob;
+
+// Every gradient of the row the same: 0 for keys past its length, NaN where the row is NaN.
+template <typename T>
+HWY_INLINE void FillGradient(const RowJob& job, std::byte* din, std::int64_t begin, T value) {
+  const core::RowArray& out = job.out;
+  T block[kBlock];
+  std::fill_n(block, kBlock, value);
+  for (std::int64_t i = begin; i < job.rows.keys(); i += kBlock) {
+    std::byte* target = din + i * out.key_stride * core::element_bytes(out.dtype);
+    StoreRow(block, out.dtype, out.key_stride, std::min(kBlock, job.rows.keys() - i), target);
+  }
+}
+
+template <typename T>
+HWY_INLINE void BackwardRowsOf(const RowJob& job, std::int64_t begin, std::int64_t end, T* buffer) {
+  const std::int64_t bytes = core::element_bytes(job.in.dtype);
+  core::RowCursor<4> cursor(job.rows, {&job.in, &job.dout, &job.out, &job.mask}, begin);
+  for (std::int64_t row = begin; row < end; ++row, cursor.next()) {
+    const std::int64_t n = job.length(row);
+    std::byte* din = job.out.data + cursor.offset(2) * bytes;
+    const auto* mask = job.mask.data == nullptr
+                           ? nullptr
+                           : reinterpret_cast<const std::uint8_t*>(job.mask.data) + cursor.offset(3);
+    double offset = 0;
+    const T* x = VisibleRow(job, job.in.data + cursor.offset(0) * bytes, mask, n, buffer, buffer, offset);
+    RowStats stats;
+    if (job.saved_stats.empty()) {
+      RowState state;
+      T* nowhere = nullptr;
+      const Chosen<T> chosen = Choose(x, n, job.rule, true, nowhere, nowhere, state);
+      stats = core::stats_of(state, chosen.beta, chosen.sums);
+    } else {
+      stats = job.saved_stats[static_cast<std::size_t>(row)];
+    }
+    if (!(stats.count > 0)) {
+      FillGradient(job, din, 0, static_cast<T>(stats.count));  // no visible key: 0; NaN otherwise
+      continue;
+    }
+    const BackwardRow<T> current{.x = x,
+                                 .n = n,
+                                 .max = static_cast<T>(stats.max),
+                                 .stats = stats,
+                                 .dout = job.dout.data + cursor.offset(1) * bytes,
+                                 .din = din,
+                                 .dout_array = job.dout,
+                                 .din_array = job.out};
+    BackwardRowOf(current, job.rule, job.through_rule);
+    FillGradient(job, din, n, T(0));
+  }
+}
+
+void BackwardRows(const RowJob& job, std::int64_t begin, std::int64_t end, void* buffer) {
+  if (job.in.dtype == DType::f64) {
+    BackwardRowsOf(job, begin, end, static_cast<double*>(buffer));
+  } else {
+    BackwardRowsOf(job, begin, end, static_cast<float*>(buffer));
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace whet
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace whet {
+
+namespace kernels {
+HWY_EXPORT(BackwardRows);
+}  // namespace kernels
+
+void softmax_backward(ConstView in, ConstView dout, View din, const SoftmaxBackwardOptions& options) {
+  const core::Rows rows(in, options.axis);
+  kernels::RowJob job{.rows = rows,
+                      .rule = options.rule,
+                      .in = rows.array(in, "in"),
+                      .dout = rows.array(dout, "dout"),
+                      .out = rows.output(din, "din"),
+                      .mask = rows.mask(options.mask),
+                      .lengths = options.lengths,
+                      .saved_stats = options.stats,
+                      .through_rule = options.beta_gradient == BetaGradient::through_rule};
+  rows.check_lengths(options.lengths);
+  if (!options.stats.empty()) rows.check_per_row(options.stats.size(), "stats");
+  core::check_apart(rows, job.out, "din", job.in, "in");
+  core::check_apart(rows, job.out, "din", job.dout, "dout");
+  core::check_apart(rows, job.out, "din", job.mask, "mask");
+  core::check_apart(rows, job.out, "din",
+                    core::plain_bytes(options.lengths.data(), options.lengths.size_bytes()), "lengths");
+  core::check_apart(rows, job.out, "din", core::plain_bytes(options.stats.data(), options.stats.size_bytes()),
+                    "stats");
+  const int threads = core::resolve_threads(options.threads);
+  const bool buffered = !kernels::is_direct(job.in, rows.keys()) || job.mask.data != nullptr;
+  kernels::run_rows(job, WHET_DISPATCH(kernels::BackwardRows), threads, buffered);
+}
+
+}  // namespace whet
+#endif  // HWY_ONCE

@@ -1,0 +1,711 @@
+"""The whet command from outside: every command and flag, files from and for NumPy, edge cases, faults.
+
+WHET_BUILD names the build whose bin/whet is tested.
+"""
+
+import json
+import os
+import resource
+import signal
+import stat
+import struct
+import subprocess
+import time
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+WHET = os.path.abspath(os.path.join(os.environ["WHET_BUILD"], "bin", "whet"))  # tests change the folder
+# AddressSanitizer needs more address space than a limit on memory would leave it.
+with open(WHET, "rb") as program:
+    SANITIZED = b"__asan_init" in program.read()
+
+FIELDS = ["count", "max", "log_sum_exp", "entropy", "varentropy", "spread", "peak",
+          "beta", "sharp_entropy", "sharp_peak"]
+PAPER = [-0.037, 0.481, -2.3, 4.917, -1.791]
+
+
+# ---- running whet
+
+
+def run(*arguments, **keywords):
+    return subprocess.run([WHET, *map(str, arguments)], capture_output=True, text=True, timeout=60,
+                          **keywords)
+
+
+def ok(*arguments, **keywords):
+    result = run(*arguments, **keywords)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    return result.stdout
+
+
+def refused(code, *arguments, saying="", **keywords):
+    """Fails with this exit code, one line on stderr that contains `saying`, nothing on stdout."""
+    result = run(*arguments, **keywords)
+    assert result.returncode == code, (result.returncode, result.stderr)
+    assert result.stdout == ""
+    assert result.stderr.startswith("whet") and ": " in result.stderr
+    assert result.stderr.endswith("\n") and result.stderr.count("\n") == 1, result.stderr
+    assert saying in result.stderr, result.stderr
+    return result.stderr
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def names(folder):
+    return sorted(os.listdir(folder))
+
+
+# ---- what it should compute, in float64
+
+
+def beta_of(rule, x):
+    p = plain(x)
+    entropy, count = entropy_of(p), np.count_nonzero(np.isfinite(x))
+    if count <= 1:
+        return 1.0
+    name, _, value = rule.partition(":")
+    if name == "paper":
+        return max(1.0, np.polyval(PAPER, entropy)) if entropy > 0.5 else 1.0
+    if name == "fixed":
+        return float(value)
+    if name == "ssmax":
+        return float(value) * np.log(count)
+    if name == "log-length":
+        n0, _, s = value.partition(",")
+        return max(1.0, float(s or 1) * np.log(count) / np.log(float(n0)))
+    assert name == "none"
+    return 1.0
+
+
+def plain(x):
+    e = np.exp(x - x.max())
+    return e / e.sum()
+
+
+def entropy_of(p):
+    p = p[p > 0]
+    return float(-(p * np.log(p)).sum())
+
+
+def softmax(x, rule="none", axis=-1):
+    return np.apply_along_axis(lambda row: plain(beta_of(rule, row) * row), axis, x.astype(np.float64))
+
+
+def compute(x, *options, command="softmax"):
+    """Runs a command on x in the current folder; weights and stats."""
+    np.save("in.npy", x)
+    ok(command, "in.npy", "out.npy", "--stats", "stats.npy", *options)
+    return np.load("out.npy"), np.load("stats.npy")
+
+
+def field(stats, name):
+    return stats[..., FIELDS.index(name)]
+
+
+def logits(*shape, seed=0, dtype=np.float32, scale=3):
+    return (np.random.default_rng(seed).normal(size=shape) * scale).astype(dtype)
+
+
+# ---- help, version, info, bench
+
+
+def test_version():
+    assert ok("--version") == "whet 0.1.0\n"
+
+
+def test_help_teaches():
+    text = ok("--help")
+    for word in ["softmax", "sharpen", "info", "bench", "whet softmax logits.npy", "none", "paper", "fixed:B",
+                 "log-length:N0[,S]", "ssmax:S", "target-entropy:H", "target-peak:W", "polynomial:FILE",
+                 "whet-foo", "WHET_THREADS", "WHET_TARGET"]:
+        assert word in text
+    assert text.count("  whet softmax ") >= 2
+    assert ok("-h") == text
+
+
+@pytest.mark.parametrize("command", ["softmax", "sharpen"])
+def test_help_of_row_commands(command):
+    text = ok(command, "--help")
+    for word in ["Example:", f"whet {command} ", "target-peak:W", "polynomial:FILE", "--rule", "--stats", "--axis",
+                 "--mask", "--lengths", "--threads", ", ".join(FIELDS[:5])]:
+        assert word in text
+
+
+def test_help_of_info_and_bench():
+    assert "Example" in ok("info", "--help")
+    assert "rows" in ok("bench", "--help")
+
+
+def test_info():
+    lines = dict(line.split(maxsplit=1) for line in ok("info").splitlines())
+    assert lines["version"] == "0.1.0"
+    assert lines["target"] in lines["targets"].split()
+    assert int(lines["threads"]) >= 1
+    assert lines["caches"].startswith("L1d ")
+    assert lines["compiler"].split()[0] in ("gcc", "clang")
+
+
+def test_info_json():
+    info = json.loads(ok("info", "--json"))
+    assert list(info) == ["version", "targets", "target", "threads", "cache_bytes", "compiler"]
+    assert info["version"] == "0.1.0" and info["target"] in info["targets"]
+    assert list(info["cache_bytes"]) == ["L1d", "L2", "L3"]
+
+
+def test_info_follows_the_environment():
+    targets = json.loads(ok("info", "--json"))["targets"]
+    for target in targets:
+        environment = {**os.environ, "WHET_TARGET": target, "WHET_THREADS": "3"}
+        info = json.loads(ok("info", "--json", env=environment))
+        assert info["target"] == target and info["threads"] == 3
+    refused(2, "info", env={**os.environ, "WHET_TARGET": "Z80"}, saying="WHET_TARGET is 'Z80'")
+    refused(2, "info", env={**os.environ, "WHET_THREADS": "many"}, saying="WHET_THREADS is 'many'")
+
+
+def test_standard_output_full():
+    with open("/dev/full", "w") as full:
+        result = subprocess.run([WHET, "info"], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert result.returncode == 1
+    assert result.stderr == "whet info: cannot write to standard output\n"
+
+
+# ---- wrong use
+
+
+def test_wrong_use(here):
+    np.save("in.npy", logits(2, 3))
+    refused(2, saying="a command is missing. See 'whet --help'.")
+    refused(2, "--", saying="a command is missing")
+    refused(2, "--nonsense", saying="--nonsense")
+    refused(2, "softmax", saying="IN is required")
+    refused(2, "softmax", "in.npy", saying="OUT is required")
+    refused(2, "softmax", "in.npy", "out.npy", "more.npy", saying="more.npy")
+    refused(2, "softmax", "in.npy", "out.npy", "--nonsense", saying="whet softmax --help")
+    refused(2, "softmax", "in.npy", "out.npy", "--rule", saying="--rule")
+    refused(2, "softmax", "in.npy", "out.npy", "--axis", "first", saying="--axis")
+    refused(2, "softmax", "in.npy", "out.npy", "--threads", "-1", saying="threads is -1")
+    refused(2, "softmax", "in.npy", "out.npy", "--threads", "1025", saying="threads is 1025")
+    refused(2, "softmax", "in.npy", "out.npy", "--threads", "two", saying="--threads")
+    refused(2, "info", "extra", saying="extra")
+    assert names(here) == ["in.npy"]
+
+
+@pytest.mark.parametrize("rule", ["", "sharp", "fixed", "fixed:", "fixed:x", "fixed:0", "fixed:nan", "none:1",
+                                  "log-length:1", "ssmax:-1", "target-entropy:0", "target-peak:1",
+                                  "polynomial:", "polynomial:missing.txt", "polynomial:1:gate", "paper\nnone"])
+def test_wrong_rules(here, rule):
+    np.save("in.npy", logits(2, 3))
+    refused(2, "softmax", "in.npy", "out.npy", "--rule", rule, saying="whet softmax: ")
+    assert names(here) == ["in.npy"]
+
+
+def test_files_may_be_named_like_commands(here):
+    np.save("info", logits(2, 3))
+    os.rename("info.npy", "info")
+    ok("softmax", "info", "bench")
+    np.testing.assert_allclose(np.load("bench"), softmax(np.load("info")), rtol=2e-6)
+
+
+def test_dispatch_runs_programs_from_path(here):
+    program = here / "whet-foo"
+    program.write_text('#!/bin/sh\necho "$0|$1|$2|$#"\nexit 7\n')
+    program.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{here}:{os.environ['PATH']}"}
+    result = run("foo", "a b", "--help", env=environment)
+    assert result.returncode == 7
+    assert result.stdout == f"{program}|a b|--help|2\n"
+
+
+def test_dispatch_without_a_program(here):
+    assert refused(2, "foo") == "whet: 'foo' is not a whet command. See 'whet --help'.\n"
+    assert refused(2, "sofmax").endswith("See 'whet --help'. Did you mean 'softmax'?\n")
+    assert refused(2, "inof").endswith("Did you mean 'info'?\n")
+    refused(2, "", saying="'' is not a whet command")
+    (here / "whet-x").write_text("no program")
+    refused(2, "../x", saying="not a whet command")
+    refused(2, "a\nb\x1b[2J", saying="'a?b?[2J' is not")
+    refused(1, "x", env={**os.environ, "PATH": str(here)}, saying="cannot run whet-x: Permission denied")
+
+
+# ---- values
+
+
+@pytest.mark.parametrize("rule", ["none", "paper", "fixed:1.5", "fixed:0.25", "log-length:16", "log-length:4,0.9",
+                                  "ssmax:0.4"])
+@pytest.mark.parametrize("dtype,tolerance", [(np.float32, 1e-4), (np.float64, 1e-11)])
+def test_rules(here, rule, dtype, tolerance):
+    x = logits(5, 300, dtype=dtype)
+    weights, stats = compute(x, "--rule", rule)
+    assert weights.dtype == dtype and weights.shape == x.shape and weights.flags.c_contiguous
+    np.testing.assert_allclose(weights, softmax(x, rule), rtol=tolerance, atol=1e-30)
+    np.testing.assert_allclose(field(stats, "beta"), [beta_of(rule, row.astype(float)) for row in x], rtol=1e-5)
+
+
+def test_rule_by_default_is_none(here):
+    x = logits(3, 7)
+    np.save("in.npy", x)
+    ok("softmax", "in.npy", "a.npy")
+    ok("softmax", "in.npy", "b.npy", "--rule", "none")
+    assert open("a.npy", "rb").read() == open("b.npy", "rb").read()
+
+
+def test_target_rules(here):
+    x = logits(6, 500)
+    weights, stats = compute(x, "--rule", "target-entropy:0.2")
+    np.testing.assert_allclose([entropy_of(w.astype(float)) for w in weights], 0.2, atol=1e-5)
+    np.testing.assert_allclose(field(stats, "sharp_entropy"), 0.2, atol=1e-5)
+    weights, stats = compute(x, "--rule", "target-peak:0.9")
+    np.testing.assert_allclose(weights.max(axis=-1), 0.9, atol=1e-5)
+    assert (field(stats, "beta") >= 1).all()
+
+
+def test_polynomial_from_the_line_and_from_a_file(here):
+    x = logits(4, 100)
+    expected, _ = compute(x, "--rule", "paper")
+    line = "polynomial:" + ",".join(map(str, PAPER))
+    (here / "fit.txt").write_text(f"# the published fit\n{line}\n")
+    for rule in (line, "polynomial:fit.txt"):
+        weights, _ = compute(x, "--rule", rule)
+        assert weights.tobytes() == expected.tobytes()
+
+
+def test_stats_fields(here):
+    x = logits(3, 4, 50)
+    _, stats = compute(x, "--rule", "fixed:2")
+    assert stats.dtype == np.float64 and stats.shape == (3, 4, 10) and stats.flags.c_contiguous
+    for index in np.ndindex(3, 4):
+        row = x[index].astype(np.float64)
+        p, q = plain(row), plain(2 * row)
+        entropy = entropy_of(p)
+        expected = [50, row.max(), np.log(np.exp(row - row.max()).sum()) + row.max(), entropy,
+                    (p * (np.log(p) + entropy) ** 2).sum(), row.max() - row.min(), p.max(), 2, entropy_of(q), q.max()]
+        np.testing.assert_allclose(stats[index], expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, -1, -2, -3])
+def test_axis(here, axis):
+    x = logits(4, 5, 6)
+    weights, stats = compute(x, "--axis", axis, "--rule", "paper")
+    np.testing.assert_allclose(weights, softmax(x, "paper", axis), rtol=1e-5)
+    assert stats.shape == (*np.delete(x.shape, axis), 10)
+
+
+def test_axis_out_of_range(here):
+    np.save("in.npy", logits(4, 5))
+    for axis in (2, -3, 2147483647):
+        refused(2, "softmax", "in.npy", "out.npy", "--axis", axis, saying="in.npy: has shape (4, 5); --axis is")
+
+
+def test_one_axis(here):
+    x = logits(9)
+    weights, stats = compute(x)
+    np.testing.assert_allclose(weights, softmax(x), rtol=2e-6)
+    assert stats.shape == (10,)
+
+
+def test_eight_axes(here):
+    x = logits(2, 1, 3, 1, 2, 1, 2, 4)
+    weights, stats = compute(x, "--axis", 2)
+    np.testing.assert_allclose(weights, softmax(x, axis=2), rtol=2e-6)
+    assert stats.shape == (2, 1, 1, 2, 1, 2, 4, 10)
+
+
+def test_threads_do_not_change_bits(here):
+    x = logits(64, 3000)
+    one = [a.tobytes() for a in compute(x, "--rule", "paper", "--threads", 1)]
+    for threads in (0, 2, 3, 16):
+        assert [a.tobytes() for a in compute(x, "--rule", "paper", "--threads", threads)] == one
+
+
+def test_sharpen(here):
+    x = logits(4, 60)
+    p = softmax(x).astype(np.float32)
+    weights, stats = compute(p, "--rule", "fixed:2", command="sharpen")
+    np.testing.assert_allclose(weights, p.astype(float) ** 2 / (p.astype(float) ** 2).sum(-1, keepdims=True), rtol=1e-4)
+    np.testing.assert_allclose(field(stats, "entropy"), [entropy_of(row.astype(float)) for row in p], rtol=1e-4)
+    p[1, 3] = -0.5
+    weights, _ = compute(p, "--rule", "fixed:2", command="sharpen")
+    assert np.isnan(weights[1]).all() and np.isfinite(np.delete(weights, 1, 0)).all()
+
+
+def test_out_may_be_in(here):
+    x = logits(3, 40)
+    np.save("x.npy", x)
+    ok("softmax", "x.npy", "x.npy")
+    np.testing.assert_allclose(np.load("x.npy"), softmax(x), rtol=2e-6)
+    assert names(here) == ["x.npy"]
+
+
+# ---- masks and lengths
+
+
+def test_mask(here):
+    x = logits(6, 33)
+    mask = np.random.default_rng(1).random((6, 33)) < 0.5
+    np.save("mask.npy", mask)
+    weights, stats = compute(x, "--mask", "mask.npy", "--rule", "paper")
+    np.testing.assert_allclose(weights, softmax(np.where(mask, x, -np.inf), "paper"), rtol=1e-5)
+    np.testing.assert_array_equal(field(stats, "count"), mask.sum(-1))
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (5,), (1, 5), (4, 1), (1,), ()])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_mask_broadcasts(here, shape, order):
+    x = logits(3, 4, 5)
+    mask = np.asarray(np.random.default_rng(2).random(shape) < 0.7, order=order)
+    np.save("mask.npy", mask)
+    weights, _ = compute(x, "--mask", "mask.npy", "--axis", 1)
+    visible = np.broadcast_to(mask, x.shape)
+    expected = np.where(visible, np.exp(x.astype(float)), 0)
+    total = expected.sum(1, keepdims=True)
+    np.testing.assert_allclose(weights, np.divide(expected, total, out=np.zeros_like(expected), where=total > 0),
+                               rtol=2e-6)
+
+
+def test_wrong_masks(here):
+    np.save("in.npy", logits(3, 4))
+    for mask, saying in [(np.ones((3, 5), bool), "mask"), (np.ones((2, 4), bool), "mask"),
+                         (np.ones((1, 3, 4), bool), "mask.npy: has 3 axes"),
+                         (np.ones((3, 4), np.float32), "mask.npy: holds float32")]:
+        np.save("mask.npy", mask)
+        refused(2, "softmax", "in.npy", "out.npy", "--mask", "mask.npy", saying=saying)
+    np.save("mask.npy", np.ones((3, 4), np.uint8))
+    refused(1, "softmax", "in.npy", "out.npy", "--mask", "mask.npy", saying="'|u1'")
+    np.save("mask.npy", np.full((3, 4), 2, np.uint8).view(bool))
+    refused(1, "softmax", "in.npy", "out.npy", "--mask", "mask.npy", saying="mask.npy: has the byte 2")
+    assert names(here) == ["in.npy", "mask.npy"]
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_lengths(here, order):
+    x = logits(3, 4, 20)
+    lengths = np.asarray(np.random.default_rng(3).integers(0, 21, (3, 4)), order=order)
+    np.save("lengths.npy", lengths)
+    weights, stats = compute(x, "--lengths", "lengths.npy")
+    np.testing.assert_array_equal(field(stats, "count"), lengths)
+    for index in np.ndindex(3, 4):
+        n = lengths[index]
+        assert (weights[index][n:] == 0).all()
+        if n:
+            np.testing.assert_allclose(weights[index][:n], softmax(x[index][:n]), rtol=2e-6)
+
+
+def test_lengths_of_a_single_row(here):
+    np.save("lengths.npy", np.int64(2))
+    weights, _ = compute(logits(5), "--lengths", "lengths.npy")
+    assert np.count_nonzero(weights) == 2
+
+
+def test_wrong_lengths(here):
+    np.save("in.npy", logits(3, 4))
+    for lengths, saying in [([1, 2], "has shape (2,)"), ([[1], [2], [3]], "has shape (3, 1)"), ([1, 2, 5], "lengths"),
+                            ([1, 2, -1], "lengths"), ([1.0, 2.0, 3.0], "holds float64")]:
+        np.save("lengths.npy", lengths)
+        refused(2, "softmax", "in.npy", "out.npy", "--lengths", "lengths.npy", saying=saying)
+    assert names(here) == ["in.npy", "lengths.npy"]
+
+
+# ---- files from and for NumPy
+
+
+@pytest.mark.parametrize("dtype,tolerance", [(np.float16, 2e-3), (np.float32, 2e-6), (np.float64, 1e-12)])
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
+def test_types_orders_versions(here, dtype, tolerance, order, version):
+    x = np.asarray(logits(4, 9, 7, dtype=dtype, scale=1), order=order)
+    with open("in.npy", "wb") as file:
+        np.lib.format.write_array(file, x, version=version)
+    ok("softmax", "in.npy", "out.npy", "--axis", "1")
+    weights = np.load("out.npy")
+    assert weights.dtype == dtype and weights.shape == x.shape and weights.flags.c_contiguous
+    np.testing.assert_allclose(weights, softmax(x, axis=1), rtol=tolerance)
+
+
+def test_bfloat16_by_hand(here):
+    bits = (logits(4, 30, scale=1).view(np.uint32) >> 16).astype("<u2")
+    (here / "in.npy").write_bytes(npy(header("(4, 30)", "<V2"), bits.tobytes()))
+    ok("softmax", "in.npy", "out.npy")
+    out = (here / "out.npy").read_bytes()
+    assert b"'descr': '<V2'" in out[:128] and len(out) == 128 + bits.nbytes
+    x, weights = ((b.astype(np.uint32) << 16).view(np.float32)
+                  for b in (bits, np.frombuffer(out, "<u2", offset=128).reshape(4, 30)))
+    np.testing.assert_allclose(weights, softmax(x), rtol=2 ** -8)
+
+
+def test_bfloat16_of_ml_dtypes(here):
+    x = logits(4, 30, scale=1).astype(ml_dtypes.bfloat16)
+    np.save("in.npy", x)
+    ok("softmax", "in.npy", "out.npy")
+    weights = np.load("out.npy").view(ml_dtypes.bfloat16)
+    np.testing.assert_allclose(weights.astype(float), softmax(x), rtol=2 ** -8)
+    header = np.dtype(ml_dtypes.bfloat16).str.encode()
+    assert header in open("out.npy", "rb").read(128)
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (0, 0), (2, 0, 3)])
+@pytest.mark.parametrize("axis", [0, -1])
+def test_zero_sizes(here, shape, axis):
+    weights, stats = compute(np.zeros(shape, np.float32), "--axis", axis, "--rule", "target-entropy:0.2")
+    assert weights.shape == shape and weights.dtype == np.float32
+    rows = tuple(np.delete(shape, axis))
+    assert stats.shape == (*rows, 10)
+    for row in stats.reshape(-1, 10):
+        np.testing.assert_array_equal(row, [0, -np.inf, -np.inf, 0, 0, 0, 0, 1, 0, 0])
+
+
+def test_types_that_are_no_rows(here):
+    for array, code, saying in [(np.float32(3), 2, "in.npy: is a single number"),
+                                (np.ones(3, bool), 2, "in.npy: holds bool"),
+                                (np.ones(3, np.int64), 2, "in.npy: holds int64"),
+                                (np.ones(3, np.int32), 1, "'<i4'"),
+                                (np.ones(3, ">f4"), 1, "big-endian"),
+                                (np.array([None]), 1, "Python objects"),
+                                (np.ones(3, np.complex64), 1, "'<c8'"),
+                                (np.ones(3, "V2"), 1, "ml_dtypes.bfloat16"),
+                                (np.zeros(3, [("a", "<f4")]), 1, "structured"),
+                                (np.array(["text"]), 1, "'<U4'")]:
+        np.save("in.npy", array)
+        refused(code, "softmax", "in.npy", "out.npy", saying=saying)
+    assert names(here) == ["in.npy"]
+
+
+# ---- edge cases of numbers, with every rule
+
+
+RULES = ["none", "paper", "fixed:3", "log-length:2", "ssmax:0.4", "target-entropy:0.2", "target-peak:0.9"]
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_edges(here, rule, dtype):
+    inf, nan = np.inf, np.nan
+    x = np.array([[-inf] * 4,               # 0: no visible key
+                  [-inf, 5, -inf, -inf],    # 1: one
+                  [2, 2, 2, 2],             # 2: all equal
+                  [1, nan, 2, 3],           # 3: NaN
+                  [1, inf, 2, 3],           # 4: +inf
+                  [0, 1, -inf, 2]], dtype)  # 5: an ordinary one between them
+    weights, stats = compute(x, "--rule", rule)
+    assert (weights[0] == 0).all()
+    np.testing.assert_array_equal(stats[0], [0, -inf, -inf, 0, 0, 0, 0, 1, 0, 0])
+    np.testing.assert_array_equal(weights[1], [0, 1, 0, 0])
+    np.testing.assert_array_equal(stats[1], [1, 5, 5, 0, 0, 0, 1, 1, 0, 1])
+    assert (weights[2] == 0.25).all()
+    np.testing.assert_allclose(field(stats, "entropy")[2], np.log(4), rtol=1e-6)
+    for row in (3, 4):
+        assert np.isnan(weights[row]).all() and np.isnan(stats[row, 1:]).all()
+    assert weights[5, 2] == 0 and np.isfinite(weights[5]).all() and np.isfinite(stats[5]).all()
+    assert abs(weights[5].astype(float).sum() - 1) < (2e-3 if dtype == np.float16 else 1e-6)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_huge_logits(here, rule):
+    x = np.array([[3e38, -3e38, 0], [3e38, 3e38, -3e38], [-3e38, -3e38, -3e38]], np.float32)
+    weights, stats = compute(x, "--rule", rule)
+    np.testing.assert_array_equal(weights[0], [1, 0, 0])
+    np.testing.assert_array_equal(weights[1], [0.5, 0.5, 0])
+    np.testing.assert_allclose(weights[2], [1 / 3] * 3, rtol=1e-6)
+    assert not np.isnan(stats).any()
+
+
+def test_nan_behind_a_mask_has_no_effect(here):
+    x = logits(2, 5)
+    mask = np.ones((2, 5), bool)
+    mask[:, 2] = False
+    np.save("mask.npy", mask)
+    clean, _ = compute(x, "--mask", "mask.npy")
+    x[0, 2], x[1, 2] = np.nan, np.inf
+    hidden, _ = compute(x, "--mask", "mask.npy")
+    assert clean.tobytes() == hidden.tobytes()
+
+
+# ---- hostile and damaged files
+
+
+def npy(dictionary, data=b"", version=1, length=None):
+    text = dictionary.encode("latin1")
+    size = struct.pack("<H" if version == 1 else "<I", len(text) if length is None else length)
+    return b"\x93NUMPY" + bytes([version, 0]) + size + text + data
+
+
+def header(shape, descr="<f4", order="False"):
+    return f"{{'descr': '{descr}', 'fortran_order': {order}, 'shape': {shape}, }}\n"
+
+
+HOSTILE = {
+    "empty": b"",
+    "text": b"1 2 3\n4 5 6\n",
+    "zip": b"PK\x03\x04" + bytes(100),
+    "magic only": b"\x93NUMPY",
+    "version 9": npy(header("(1,)"), bytes(4), version=9),
+    "header past the end": npy(header("(1,)"), b"", length=60000),
+    "header of 4 GiB": npy(header("(1,)"), b"", version=2, length=0xFFFFFFFF),
+    "negative size": npy(header("(-1,)")),
+    "product overflows": npy(header("(4294967296, 4294967296)")),
+    "bytes overflow": npy(header("(4611686018427387904,)")),
+    "overflow behind a zero": npy(header("(9223372036854775807, 9223372036854775807, 0)")),
+    "size beyond 64 bits": npy(header("(" + "9" * 400 + ",)")),
+    "an exabyte": npy(header("(288230376151711744,)"), bytes(64)),
+    "nine axes": npy(header("(1, 1, 1, 1, 1, 1, 1, 1, 1)"), bytes(4)),
+    "cut short": npy(header("(3,)"), bytes(11)),
+    "too long": npy(header("(3,)"), bytes(13)),
+    "object": npy(header("(1,)", "|O"), bytes(8)),
+    "code": npy("__import__('os').system('touch pwned')", bytes(4)),
+    "escape sequence": npy(header("(1,)", "\x1b]0;title\x07\n"), bytes(4)),
+    "no shape": npy("{'descr': '<f4', 'fortran_order': False, }", bytes(4)),
+    "more keys": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1,), 'x': 1}", bytes(4)),
+    "unfinished": npy("{'descr': '<f4', 'fortran_order': False, 'shape': (1,"),
+    "deep": npy("(" * 60000, bytes(4)),
+}
+
+
+def limit_memory():
+    if not SANITIZED:
+        resource.setrlimit(resource.RLIMIT_DATA, (1 << 27, 1 << 27))
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_files(here, name):
+    (here / "in.npy").write_bytes(HOSTILE[name])
+    (here / "out.npy").write_bytes(b"as it was")
+
+    line = refused(1, "softmax", "in.npy", "out.npy", preexec_fn=limit_memory, saying="whet softmax: in.npy: ")
+    assert "out of memory" not in line and "\x1b" not in line and len(line) < 400
+    assert (here / "out.npy").read_bytes() == b"as it was"
+    assert names(here) == ["in.npy", "out.npy"]
+
+
+def test_rows_without_keys_are_bounded(here):
+    (here / "in.npy").write_bytes(npy(header("(1099511627776, 0)")))
+    refused(2, "softmax", "in.npy", "out.npy", "--stats", "stats.npy", saying="rows without keys")
+    assert ok("softmax", "in.npy", "out.npy", "--axis", "0") == ""
+
+
+def test_inputs_that_cannot_be_read(here):
+    refused(1, "softmax", "missing.npy", "out.npy", saying="missing.npy: cannot open: No such file")
+    refused(1, "softmax", ".", "out.npy", saying=".: is a folder")
+    refused(1, "softmax", "/dev/zero", "out.npy", saying="is a pipe or device")
+    os.mkfifo("fifo")
+    refused(1, "softmax", "fifo", "out.npy", saying="is a pipe or device")
+    np.save("in.npy", logits(3))
+    refused(1, "softmax", "in.npy", "out.npy", "--mask", "missing.npy", saying="missing.npy: cannot open")
+    refused(1, "softmax", "in.npy", "out.npy", "--lengths", "missing.npy", saying="missing.npy: cannot open")
+    refused(1, "softmax", "two\nlines.npy", "out.npy", saying="two?lines.npy: ")
+    if os.getuid():
+        os.chmod("in.npy", 0)
+        refused(1, "softmax", "in.npy", "out.npy", saying="in.npy: cannot open: Permission denied")
+    assert names(here) == ["fifo", "in.npy"]
+
+
+# ---- outputs: whole or not at all
+
+
+def test_outputs_that_cannot_be_written(here):
+    np.save("in.npy", logits(3, 4))
+    os.mkdir("folder")
+    refused(1, "softmax", "in.npy", "missing/out.npy", saying="missing/out.npy: cannot create")
+    refused(1, "softmax", "in.npy", "folder", saying="folder: is a folder")
+    refused(1, "softmax", "in.npy", "in.npy/out.npy", saying="Not a directory")
+    refused(2, "softmax", "in.npy", "out.npy", "--stats", "./out.npy", saying="is OUT too")
+    refused(1, "softmax", "in.npy", "out.npy", "--stats", "missing/stats.npy", saying="missing/stats.npy: ")
+    assert names(here) == ["folder", "in.npy"]
+
+
+def test_full_device(here):
+    np.save("in.npy", logits(3, 4))
+    before = (here / "in.npy").read_bytes()
+    refused(1, "softmax", "in.npy", "/dev/full", saying="/dev/full: cannot write it: No space left on device")
+    refused(1, "softmax", "in.npy", "in.npy", "--stats", "/dev/full", saying="/dev/full: cannot write it")
+    assert (here / "in.npy").read_bytes() == before
+    assert names(here) == ["in.npy"]
+
+
+@pytest.fixture
+def small_disk(here):
+    """A disk of 64 KiB, where this process may mount one."""
+    disk = here / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], capture_output=True)
+    if mounted.returncode != 0:
+        pytest.skip("mounting a tmpfs isn't permitted")
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+def test_full_disk(here, small_disk):
+    np.save("in.npy", logits(100, 1000))
+    np.save(small_disk / "out.npy", logits(10))
+    before = (small_disk / "out.npy").read_bytes()
+    refused(1, "softmax", "in.npy", "disk/out.npy", saying="disk/out.npy: cannot write it: No space left on device")
+    # The stats fit, the weights don't: neither appears.
+    refused(1, "softmax", "in.npy", "disk/out.npy", "--stats", "disk/stats.npy", saying="disk/out.npy: cannot write")
+    refused(1, "softmax", "in.npy", "disk/out.npy", "--stats", "stats.npy", saying="disk/out.npy: cannot write")
+    assert (small_disk / "out.npy").read_bytes() == before
+    assert names(small_disk) == ["out.npy"] and names(here) == ["disk", "in.npy"]
+
+
+@pytest.mark.parametrize("handling", [signal.SIG_IGN, signal.SIG_DFL])
+def test_file_size_limit(here, handling):
+    np.save("in.npy", logits(100, 1000))
+    (here / "out.npy").write_bytes(b"as it was")
+
+    def limit():
+        signal.signal(signal.SIGXFSZ, handling)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536))
+
+    refused(1, "softmax", "in.npy", "out.npy", preexec_fn=limit, saying="out.npy: cannot write it: File too large")
+    assert (here / "out.npy").read_bytes() == b"as it was"
+    assert names(here) == ["in.npy", "out.npy"]
+
+
+@pytest.mark.skipif(SANITIZED, reason="its memory can't be limited")
+def test_out_of_memory(here):
+    np.save("in.npy", np.zeros((1, 1 << 26), np.float32))
+    refused(1, "softmax", "in.npy", "out.npy", preexec_fn=limit_memory, saying="out of memory")
+    assert names(here) == ["in.npy"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_signal_leaves_no_temporary_file(here, number):
+    """--stats waits as a temporary file while OUT, a pipe, takes no more."""
+    np.save("in.npy", logits(1000, 100))
+    os.mkfifo("pipe")
+    process = subprocess.Popen([WHET, "softmax", "in.npy", "pipe", "--stats", "stats.npy"])
+    reader = os.open("pipe", os.O_RDONLY)
+    assert os.read(reader, 6) == b"\x93NUMPY"
+    assert [name for name in names(here) if name.endswith(".tmp")]
+    time.sleep(0.05)
+    process.send_signal(number)
+    assert process.wait(timeout=30) == -number
+    os.close(reader)
+    assert names(here) == ["in.npy", "pipe"]
+
+
+def test_output_to_a_pipe(here):
+    x = logits(3, 4)
+    np.save("in.npy", x)
+    result = subprocess.run([WHET, "softmax", "in.npy", "/dev/stdout"], stdout=subprocess.PIPE, check=True)
+    (here / "out.npy").write_bytes(result.stdout)
+    np.testing.assert_allclose(np.load("out.npy"), softmax(x), rtol=2e-6)
+
+
+def test_existing_output_keeps_its_permissions(here):
+    np.save("in.npy", logits(3))
+    (here / "out.npy").write_bytes(b"old")
+    os.chmod("out.npy", 0o640)
+    ok("softmax", "in.npy", "out.npy")
+    assert stat.S_IMODE(os.stat("out.npy").st_mode) == 0o640
+    ok("softmax", "in.npy", "new.npy", preexec_fn=lambda: os.umask(0o027))
+    assert stat.S_IMODE(os.stat("new.npy").st_mode) == 0o640
+    if os.getuid():
+        os.chmod("out.npy", 0o440)
+        refused(1, "softmax", "in.npy", "out.npy", saying="out.npy: cannot write it: Permission denied")
+    assert names(here) == ["in.npy", "new.npy", "out.npy"]

@@ -1,0 +1,200 @@
+// The documented accuracy of the row functions, asserted for one row against the oracle.
+#ifndef WHET_TESTS_CONTRACT_H_
+#define WHET_TESTS_CONTRACT_H_
+
+#include <gtest/gtest.h>
+#include <whet/whet.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "cases.h"
+#include "oracle.h"
+
+namespace whet {
+
+// Bounds as the headers state them. `tiny`: weights smaller than this are only within this.
+template <typename T>
+struct Contract;
+
+template <>
+struct Contract<float> {
+  using Real = double;
+  static constexpr double weight = 1e-6;
+  static constexpr double tiny = 1e-30;
+  static constexpr double entropy = 1e-6;
+  static constexpr double sums = 1e-6;  // terms of z, t and u
+  static constexpr double beta = 0x1p-22;
+  static constexpr double gradient = 1e-6;
+};
+
+template <>
+struct Contract<double> {
+  using Real = long double;
+  static constexpr double weight = 1e-13;
+  static constexpr double tiny = std::numeric_limits<double>::min();
+  static constexpr double entropy = 1e-12;
+  static constexpr double sums = 1e-13;
+  static constexpr double beta = 0x1p-50;
+  static constexpr double gradient = 1e-13;
+};
+
+inline constexpr double kResidual = 2e-6;  // of target rules
+
+template <typename T>
+double entropy_bound(double count) {
+  return Contract<T>::entropy * std::max(1.0, std::log(count));
+}
+
+// |value - expected| <= bound, with enough digits to see by how much it isn't.
+template <typename Real>
+bool expect_within(double value, Real expected, Real bound, const std::string& what) {
+  if (std::abs(Real{value} - expected) <= bound) return true;
+  ADD_FAILURE() << what << ": got " << testing::PrintToString(value) << ", expected "
+                << static_cast<double>(expected) << ", off by " << static_cast<double>(Real{value} - expected)
+                << ", allowed " << static_cast<double>(bound);
+  return false;
+}
+
+// What z, t and u may be off by: every term e^y y^k by 1e-6 (1 + |y|) relative (f64: 1e-13), where e^y
+// is smaller than `tiny` by `tiny` in place of e^y.
+template <typename Real>
+struct SumBounds {
+  Real z = 0;
+  Real t = 0;
+  Real u = 0;
+};
+
+template <typename T>
+SumBounds<typename Contract<T>::Real> sum_bounds(const oracle::Row& row) {
+  using Real = typename Contract<T>::Real;
+  const Real max = oracle::state<Real>(row).max;
+  SumBounds<Real> bounds;
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    if (!row.visible(i)) continue;
+    const Real y = Real{row.x[i]} - max;
+    const Real e = std::exp(y);
+    const Real off =
+        e < Contract<T>::tiny ? Real{Contract<T>::tiny} : e * Contract<T>::sums * (1 + std::abs(y));
+    bounds.z += off;
+    bounds.t += off * std::abs(y);
+    bounds.u += off * y * y;
+  }
+  return bounds;
+}
+
+template <typename T>
+void expect_states_close(const oracle::Row& row, const RowState& got) {
+  using Real = typename Contract<T>::Real;
+  const oracle::State<Real> s = oracle::state<Real>(row);
+  const SumBounds<Real> bounds = sum_bounds<T>(row);
+  EXPECT_EQ(got.count, s.count);
+  EXPECT_EQ(got.min, static_cast<double>(s.min));
+  EXPECT_EQ(got.max, static_cast<double>(s.max));
+  expect_within<Real>(got.z, s.z, bounds.z, "z");
+  expect_within<Real>(got.t, s.t, bounds.t, "t");
+  expect_within<Real>(got.u, s.u, bounds.u, "u");
+}
+
+// The statistics at beta = 1. The bound of varentropy follows from those of z, t and u, that of
+// log-sum-exp from that of the largest weight, 1 / z.
+template <typename T>
+void expect_stats_close(const oracle::Row& row, const RowStats& got) {
+  using Real = typename Contract<T>::Real;
+  const oracle::State<Real> s = oracle::state<Real>(row);
+  const double count = static_cast<double>(s.count);
+  EXPECT_EQ(got.count, count);
+  EXPECT_EQ(got.max, static_cast<double>(s.max));
+  EXPECT_EQ(got.spread, static_cast<double>(s.max) - static_cast<double>(s.min));
+  const Real rounding = std::abs(s.max) * std::numeric_limits<double>::epsilon();
+  expect_within<Real>(got.log_sum_exp, oracle::log_sum_exp<Real>(row), Contract<T>::weight + rounding, "lse");
+  expect_within<Real>(got.entropy, oracle::entropy<Real>(row), entropy_bound<T>(count), "entropy");
+  const SumBounds<Real> bounds = sum_bounds<T>(row);
+  const Real mean = std::abs(s.t / s.z);
+  expect_within<Real>(got.varentropy, oracle::moments<Real>(row).variance,
+                      (bounds.u + 2 * mean * bounds.t + 3 * s.u / s.z * bounds.z) / s.z, "varentropy");
+  expect_within<Real>(got.peak, 1 / s.z, Contract<T>::weight / s.z, "peak");
+}
+
+template <typename T>
+void expect_beta_of_target(const oracle::Row& row, const oracle::Rule& rule, double beta) {
+  using Real = typename Contract<T>::Real;
+  const oracle::Target target = oracle::target_of<Real>(row, rule);
+  const Real shortfall = oracle::shortfall<Real>(row, rule, beta);
+  EXPECT_GE(beta, 1);
+  if (target == oracle::Target::unreachable) {
+    const Real hard = oracle::hard_beta<Real>(row);
+    expect_within<Real>(beta, hard, Contract<T>::beta * hard, "beta of an unreachable target");
+  } else if (target == oracle::Target::solvable) {
+    expect_within<Real>(static_cast<double>(shortfall), 0, kResidual, "residual of the target rule");
+  } else if (beta != 1) {
+    // Met already, by less than the kernel can tell.
+    expect_within<Real>(static_cast<double>(shortfall), 0, kResidual, "target met before sharpening");
+  }
+}
+
+template <typename T>
+void expect_beta(const oracle::Row& row, const oracle::Rule& rule, double beta) {
+  using Real = typename Contract<T>::Real;
+  const double count = static_cast<double>(oracle::state<Real>(row).count);
+  if (count <= 1) {
+    EXPECT_EQ(beta, 1);
+    return;
+  }
+  const bool solves = rule.kind == Rule::Kind::target_entropy || rule.kind == Rule::Kind::target_peak;
+  if (solves) {
+    expect_beta_of_target<T>(row, rule, beta);
+    return;
+  }
+  const Real expected = oracle::beta<Real>(row, rule);
+  const bool of_entropy = rule.kind == Rule::Kind::paper || rule.kind == Rule::Kind::polynomial;
+  expect_within<Real>(beta, expected,
+                      Contract<T>::beta * expected + (of_entropy ? 3 * entropy_bound<T>(count) : 0), "beta");
+}
+
+// Weights at this beta, up to the first one that is wrong.
+template <typename T>
+void expect_weights(const oracle::Row& row, double beta, const std::vector<T>& got) {
+  using Real = typename Contract<T>::Real;
+  const oracle::State<Real> s = oracle::state<Real>(row);
+  const std::vector<Real> w = oracle::weights<Real>(row, beta);
+  ASSERT_EQ(got.size(), w.size());
+  oracle::Sum<Real> sum, sum_bound;
+  for (std::size_t i = 0; i < w.size(); ++i) {
+    if (!row.visible(i)) {
+      ASSERT_EQ(got[i], T{0}) << "key " << i << " isn't visible";
+      continue;
+    }
+    const Real relative = Contract<T>::weight * (1 + std::abs(Real{beta} * (Real{row.x[i]} - s.max)));
+    const Real bound = w[i] >= Contract<T>::tiny ? relative * w[i] : Real{Contract<T>::tiny};
+    if (!expect_within<Real>(got[i], w[i], bound, "weight of key " + std::to_string(i))) return;
+    sum.add(got[i]);
+    sum_bound.add(bound);
+  }
+  if (s.count == 0) return;
+  const Real bound = std::is_same_v<T, float> ? Real{1e-6} : sum_bound.value();
+  expect_within<Real>(static_cast<double>(sum.value() - 1), 0, bound, "sum of weights minus 1");
+}
+
+// Everything the contract says about one row of softmax.
+template <typename T>
+void expect_contract(const oracle::Row& row, const oracle::Rule& rule, const std::vector<T>& got,
+                     const RowStats& stats) {
+  using Real = typename Contract<T>::Real;
+  expect_weights<T>(row, stats.beta, got);
+  if (oracle::state<Real>(row).count == 0) return;
+  expect_stats_close<T>(row, stats);
+  expect_beta<T>(row, rule, stats.beta);
+  expect_within<Real>(stats.sharp_entropy, oracle::entropy<Real>(row, stats.beta),
+                      entropy_bound<T>(stats.count), "sharp_entropy");
+  const Real peak = oracle::peak<Real>(row, stats.beta);
+  expect_within<Real>(stats.sharp_peak, peak, Contract<T>::weight * peak, "sharp_peak");
+}
+
+}  // namespace whet
+
+#endif  // WHET_TESTS_CONTRACT_H_

@@ -1,0 +1,92 @@
+"""What keeps the house in order: layers, documents, nothing of this machine."""
+
+import os
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+BUILD = Path(os.environ["WHET_BUILD"])
+
+# Arrows point one way: a room may include itself and what stands here.
+LAYERS = {
+    "core": {"core"},
+    "kernels": {"kernels", "core"},
+    "c_api": {"c_api", "core"},
+    "cli": {"cli"},
+}
+
+
+def sources(*suffixes: str) -> list[Path]:
+    names = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\n")
+    return [ROOT / n for n in names if n.endswith(suffixes) and (ROOT / n).is_file()]
+
+
+def test_layers():
+    wrong = []
+    for path in sources(".cc", ".h"):
+        room = path.relative_to(ROOT).parts
+        if room[0] != "src" or path.name.endswith("_test.cc"):
+            continue
+        for include in re.findall(r'#include "([a-z_]+)/', path.read_text()):
+            if include not in LAYERS[room[1]]:
+                wrong.append(f"{path.relative_to(ROOT)} includes {include}/")
+    assert not wrong
+
+
+def test_simd_stays_in_kernels():
+    for path in sources(".cc", ".h"):
+        relative = path.relative_to(ROOT)
+        if relative.parts[:2] != ("src", "kernels"):
+            assert "hwy/highway.h" not in path.read_text(), relative
+
+
+def test_public_headers_name_no_dependency():
+    for path in (ROOT / "include").rglob("*.h"):
+        assert not re.search(r"#include\s*[<\"](hwy|nlohmann|CLI)", path.read_text()), path.name
+
+
+@pytest.mark.parametrize("document", ["README.md", "HACKING.md", "CONTRIBUTING.md"])
+def test_documents_name_files_that_exist(document):
+    missing = []
+    for name in re.findall(r"`([A-Za-z0-9_.-]+/[A-Za-z0-9_./-]*)`", (ROOT / document).read_text()):
+        if not name.startswith("build/") and not (ROOT / name).exists():
+            missing.append(name)
+    assert not missing
+
+
+def test_readme_program_is_the_example_and_prints_what_it_says():
+    readme = (ROOT / "README.md").read_text()
+    program = re.search(r"```cpp\n(.*?)```", readme, re.S).group(1)
+    assert program == (ROOT / "examples/first.cc").read_text()
+    output = subprocess.run([BUILD / "bin/example_first"], capture_output=True, text=True, check=True).stdout
+    assert output in readme
+
+
+@pytest.mark.parametrize("page", sorted(p.name for p in (ROOT / "docs").glob("*.md")))
+def test_commands_in_documents_run(page, tmp_path):
+    """Every line of a ```console block that starts with `$ whet` runs, in order, in one folder."""
+    text = (ROOT / "docs" / page).read_text()
+    env = {**os.environ, "PATH": f"{BUILD / 'bin'}:{os.environ['PATH']}"}
+    subprocess.run(["python3", "-c", "import numpy; numpy.save('logits.npy', numpy.random.default_rng(0)"
+                    ".normal(size=(8, 1000)).astype('float32'))"], cwd=tmp_path, check=True, env={
+                        **env, "PATH": f"{ROOT / 'build/venv/bin'}:{env['PATH']}"})
+    for block in re.findall(r"```console\n(.*?)```", text, re.S):
+        for command in re.findall(r"^\$ (whet .*)$", block, re.M):
+            result = subprocess.run(command, shell=True, cwd=tmp_path, env=env, capture_output=True, text=True)
+            assert result.returncode == 0, f"{command}: {result.stderr}"
+
+
+def test_nothing_of_this_machine():
+    needle = re.compile(r"/(root|home|work)/|https?://(?!arxiv|opensource)[a-z0-9.-]*(pypi|debian|anaconda)", re.I)
+    for path in sources(".cc", ".h", ".c", ".py", ".md", ".txt", ".sh", ".json", "Makefile"):
+        if path.name != "test_house.py":
+            assert not needle.search(path.read_text()), path.relative_to(ROOT)
+
+
+def test_tests_assert():
+    """A test file that checks nothing can't fail."""
+    for path in sources("_test.cc"):
+        assert re.search(r"EXPECT_|ASSERT_", path.read_text()), path.name

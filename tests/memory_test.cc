@@ -1,0 +1,103 @@
+// No allocation a row, and never more than one row of scratch a thread.
+#include <gtest/gtest.h>
+#include <whet/softmax.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <vector>
+
+namespace {
+
+std::atomic<std::size_t> allocations{0};
+std::atomic<std::size_t> bytes{0};
+
+void* counted(std::size_t size, std::size_t alignment) {
+  ++allocations;
+  bytes += size;
+  void* memory = std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+}  // namespace
+
+void* operator new(std::size_t size) { return counted(size, alignof(std::max_align_t)); }
+void* operator new(std::size_t size, std::align_val_t alignment) {
+  return counted(size, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory, std::size_t, std::align_val_t) noexcept { std::free(memory); }
+
+namespace whet {
+namespace {
+
+struct Cost {
+  std::size_t allocations, bytes;
+};
+
+template <typename F>
+Cost cost_of(F&& call) {
+  call();  // threads and other first-time costs
+  allocations = bytes = 0;
+  call();
+  return {allocations, bytes};
+}
+
+constexpr std::int64_t kKeys = 4096;
+constexpr std::size_t kRowAndLines = kKeys * sizeof(float) + 128;
+
+class Memory : public testing::TestWithParam<std::string> {};
+
+TEST_P(Memory, ContiguousRowsNeedNoneOutOfPlace) {
+  const Rule rule = Rule::parse(GetParam());
+  std::vector<float> x(300 * kKeys), w(x.size());
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 2654435761U % 1000) / 100;
+  const Dims sizes = {300, kKeys};
+  const Cost cost = cost_of([&] {
+    softmax({x.data(), sizes}, {w.data(), sizes}, {.rule = rule, .threads = 2});
+  });
+  EXPECT_EQ(cost.allocations, 0U);
+}
+
+TEST_P(Memory, OneRowAThreadInTheWorstCase) {
+  const Rule rule = Rule::parse(GetParam());
+  for (const std::int64_t rows : {20, 300}) {
+    std::vector<bf16> x(static_cast<std::size_t>(rows * kKeys), bf16{0x3F80});
+    std::vector<float> y(x.size(), 1.0F);
+    const Dims sizes = {rows, kKeys};
+    for (const int threads : {1, 2}) {
+      const auto limit = static_cast<std::size_t>(threads) * kRowAndLines;
+      const Cost half = cost_of([&] {
+        softmax({x.data(), sizes}, {x.data(), sizes}, {.rule = rule, .threads = threads});
+      });
+      const Cost in_place = cost_of([&] {
+        softmax({y.data(), sizes}, {y.data(), sizes}, {.rule = rule, .threads = threads});
+      });
+      const Cost backward = cost_of([&] {
+        softmax_backward({x.data(), sizes}, {x.data(), sizes}, {x.data(), sizes},
+                         {.rule = rule, .threads = threads});
+      });
+      for (const Cost& cost : {half, in_place, backward}) {
+        EXPECT_LE(cost.allocations, 1U) << rows << " rows";
+        EXPECT_LE(cost.bytes, limit) << rows << " rows";
+      }
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Rules, Memory,
+                         testing::Values("none", "paper", "log-length:16", "target-entropy:0.2"),
+                         [](const auto& instance) {
+                           std::string name = instance.param;
+                           std::erase_if(name,
+                                         [](char c) { return !std::isalnum(static_cast<unsigned char>(c)); });
+                           return name;
+                         });
+
+}  // namespace
+}  // namespace whet

@@ -1,0 +1,164 @@
+/* The C ABI from C: every function, and numerics.md's edge cases at this level. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <whet/c_api.h>
+
+static int checks = 0;
+
+#define CHECK(condition)                                                              \
+  do {                                                                                \
+    ++checks;                                                                         \
+    if (!(condition)) {                                                               \
+      fprintf(stderr, "line %d: %s (%s)\n", __LINE__, #condition, whet_last_error()); \
+      exit(1);                                                                        \
+    }                                                                                 \
+  } while (0)
+
+enum { kKeys = 5, kRows = 2 };
+static const int64_t kSizes[2] = {kRows, kKeys};
+
+static whet_view view(float* data) {
+  whet_view v = {data, WHET_F32, 2, kSizes, NULL};
+  return v;
+}
+
+static void test_softmax_and_stats(void) {
+  float x[kRows][kKeys] = {{1, 2, 3, 4, 5}, {0, 0, 0, 0, 0}}, w[kRows][kKeys];
+  double stats[kRows][WHET_STATS_FIELDS];
+  whet_options options = WHET_OPTIONS_DEFAULT;
+  const whet_view in = view(x[0]), out = view(w[0]);
+  options.stats = stats[0];
+  CHECK(whet_rule_parse("target-entropy:0.2", &options.rule) == WHET_OK);
+  CHECK(whet_softmax(&in, &out, &options) == WHET_OK);
+  CHECK(fabs(stats[0][8] - 0.2) < 2e-6); /* sharp_entropy */
+  CHECK(stats[0][7] > 1);                /* beta */
+  CHECK(w[1][0] == 0.2f && w[1][4] == 0.2f);
+  CHECK(stats[1][0] == 5 && stats[1][7] == 1);
+}
+
+static void test_edge_cases(void) {
+  float x[kRows][kKeys] = {{1, NAN, 3, 4, 5}, {-INFINITY, -INFINITY, 7, -INFINITY, -INFINITY}},
+        w[kRows][kKeys];
+  const whet_view in = view(x[0]), out = view(w[0]);
+  int64_t lengths[kRows] = {0, 5};
+  whet_options options = WHET_OPTIONS_DEFAULT;
+  CHECK(whet_softmax(&in, &out, NULL) == WHET_OK);
+  CHECK(isnan(w[0][0]) && isnan(w[0][4]));
+  CHECK(w[1][0] == 0 && w[1][2] == 1);
+  options.lengths = lengths;
+  CHECK(whet_softmax(&in, &out, &options) == WHET_OK);
+  CHECK(w[0][0] == 0 && w[0][1] == 0);
+  x[0][0] = 3e38f, x[0][1] = -3e38f, x[0][2] = 3e38f, x[0][3] = -3e38f, x[0][4] = 0;
+  CHECK(whet_softmax(&in, &out, NULL) == WHET_OK);
+  CHECK(w[0][0] == 0.5f && w[0][1] == 0 && w[0][4] == 0);
+}
+
+static void test_mask(void) {
+  float x[kRows][kKeys] = {{1, 2, 3, 4, 5}, {1, 2, 3, 4, 5}}, w[kRows][kKeys];
+  unsigned char mask[kKeys] = {1, 0, 0, 1, 0};
+  const int64_t mask_sizes[2] = {1, kKeys};
+  const whet_view in = view(x[0]), out = view(w[0]), keep = {mask, WHET_BOOLEAN, 2, mask_sizes, NULL};
+  whet_options options = WHET_OPTIONS_DEFAULT;
+  options.mask = &keep;
+  CHECK(whet_softmax(&in, &out, &options) == WHET_OK);
+  CHECK(w[1][1] == 0 && w[1][4] == 0);
+  CHECK(fabs(w[1][3] - 1 / (1 + exp(-3.0))) < 1e-6);
+}
+
+static void test_backward_and_sharpen(void) {
+  float x[kRows][kKeys] = {{1, 2, 3, 4, 5}, {5, 4, 3, 2, 1}}, w[kRows][kKeys], g[kRows][kKeys] = {{1}, {1}};
+  float dx[kRows][kKeys];
+  double sum = 0;
+  const whet_view in = view(x[0]), out = view(w[0]), dout = view(g[0]), din = view(dx[0]);
+  whet_options options = WHET_OPTIONS_DEFAULT;
+  CHECK(whet_rule_parse("paper", &options.rule) == WHET_OK);
+  CHECK(whet_softmax_backward(&in, &dout, &din, &options) == WHET_OK);
+  for (int i = 0; i < kKeys; ++i) sum += dx[0][i];
+  CHECK(fabs(sum) < 1e-6); /* softmax doesn't see a shift */
+  options.hold_beta = 1;
+  CHECK(whet_softmax_backward(&in, &dout, &din, &options) == WHET_OK);
+  CHECK(whet_softmax(&in, &out, NULL) == WHET_OK);
+  CHECK(whet_rule_parse("fixed:2", &options.rule) == WHET_OK);
+  CHECK(whet_sharpen(&out, &out, &options) == WHET_OK);
+  CHECK(fabs(w[0][4] / w[0][3] - exp(2.0)) < 1e-4);
+}
+
+static void test_states(void) {
+  float x[kRows][kKeys] = {{1, 2, 3, 4, 5}, {6, 7, 8, 9, 10}};
+  whet_row_state states[kRows], merged;
+  const whet_view in = view(x[0]);
+  CHECK(whet_states(&in, states, NULL) == WHET_OK);
+  merged = whet_merge(&states[0], &states[1]);
+  CHECK(merged.count == 10 && merged.min == 1 && merged.max == 10);
+  CHECK(fabs(merged.z - (1 - exp(-10.0)) / (1 - exp(-1.0))) < 1e-6);
+}
+
+static void test_errors(void) {
+  float x[kRows][kKeys] = {{0}}, canary[kRows][kKeys];
+  const int64_t overflowing[3] = {INT64_MAX, 2, 2}, negative[2] = {-1, 5};
+  whet_view in = view(x[0]), out = view(canary[0]);
+  whet_rule rule;
+  whet_options options = WHET_OPTIONS_DEFAULT;
+  memset(canary, 0x5a, sizeof canary);
+  CHECK(whet_rule_parse("papper", &rule) == WHET_INVALID_ARGUMENT);
+  CHECK(strstr(whet_last_error(), "papper") != NULL);
+  CHECK(whet_rule_parse(NULL, &rule) == WHET_INVALID_ARGUMENT);
+  CHECK(whet_softmax(NULL, &out, NULL) == WHET_INVALID_ARGUMENT);
+  CHECK(strstr(whet_last_error(), "in is null") != NULL);
+  in.dtype = 17;
+  CHECK(whet_softmax(&in, &out, NULL) == WHET_INVALID_ARGUMENT);
+  in.dtype = WHET_F64;
+  CHECK(whet_softmax(&in, &out, NULL) == WHET_INVALID_ARGUMENT);
+  CHECK(strstr(whet_last_error(), "out: its element type") != NULL);
+  in = view(x[0]);
+  in.dims = 3, in.sizes = overflowing;
+  CHECK(whet_softmax(&in, &out, NULL) == WHET_INVALID_ARGUMENT);
+  in.dims = 2, in.sizes = negative;
+  CHECK(whet_softmax(&in, &out, NULL) == WHET_INVALID_ARGUMENT);
+  in = view(x[0]);
+  out = view(x[0] + 1);
+  CHECK(whet_softmax(&in, &out, NULL) == WHET_INVALID_ARGUMENT);
+  CHECK(strstr(whet_last_error(), "overlaps") != NULL);
+  out = view(canary[0]);
+  options.rule.kind = 99;
+  CHECK(whet_softmax(&in, &out, &options) == WHET_INVALID_ARGUMENT);
+  options.struct_size = 3;
+  CHECK(whet_softmax(&in, &out, &options) == WHET_INVALID_ARGUMENT);
+  for (size_t i = 0; i < sizeof canary; ++i) CHECK(((const unsigned char*)canary)[i] == 0x5a);
+}
+
+static void test_out_of_memory(void) {
+  /* A row of 2^50 keys that all are the same four bytes; with a mask it needs a buffer. */
+  static const int64_t sizes[2] = {1, INT64_C(1) << 50}, strides[2] = {0, 0};
+  static unsigned char one = 1;
+  float x = 0;
+  whet_view in = {&x, WHET_F32, 2, sizes, strides}, mask = {&one, WHET_BOOLEAN, 2, sizes, strides};
+  whet_row_state state = {42, 0, 0, 0, 0, 0};
+  whet_options options = WHET_OPTIONS_DEFAULT;
+  options.mask = &mask;
+  CHECK(whet_states(&in, &state, &options) == WHET_OUT_OF_MEMORY);
+  CHECK(state.count == 42);
+}
+
+static void test_runtime(void) {
+  CHECK(whet_set_threads(2) == WHET_OK && whet_threads() == 2);
+  CHECK(whet_set_threads(-1) == WHET_INVALID_ARGUMENT);
+  CHECK(strstr(whet_targets(), whet_target()) != NULL);
+  CHECK(whet_force_target("nothing") == WHET_INVALID_ARGUMENT);
+  CHECK(whet_force_target("") == WHET_OK);
+}
+
+int main(void) {
+  test_softmax_and_stats();
+  test_edge_cases();
+  test_mask();
+  test_backward_and_sharpen();
+  test_states();
+  test_errors();
+  test_out_of_memory();
+  test_runtime();
+  printf("%d checks passed, whet %s\n", checks, whet_version());
+  return 0;
+}

@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# Installs what is missing, and nothing twice. Debian packages for every command; then, if asked:
+#   setup.sh tests   build/venv        NumPy and pytest
+#   setup.sh bench   build/bench-venv  torch and JAX
+# Without root it prints the line to run instead.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+mkdir -p build
+
+packages=(g++ cmake ninja-build pkg-config python3-venv libhwy-dev libgtest-dev libcli11-dev
+          nlohmann-json3-dev clang clang-format clang-tidy libclang-rt-14-dev)
+
+missing=()
+for package in "${packages[@]}"; do
+  status=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
+  [ "$status" = installed ] || missing+=("$package")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+  if [ "$(id -u)" -ne 0 ]; then
+    echo "These packages are missing. Install them, then run the same command again:" >&2
+    echo "  sudo apt-get update && sudo apt-get install -y --no-install-recommends ${missing[*]}" >&2
+    exit 1
+  fi
+  echo "== Installing ${missing[*]}"
+  export DEBIAN_FRONTEND=noninteractive
+  apt-get update -qq
+  apt-get install -y -qq --no-install-recommends "${missing[@]}" > build/apt.log 2>&1 \
+    || { cat build/apt.log >&2; exit 1; }
+fi
+
+# make_venv DIRECTORY REQUIREMENTS [FIRST...]: FIRST packages go in alone before the rest.
+make_venv() {
+  local directory=$1 requirements=$2
+  shift 2
+  if ! cmp -s "$requirements" "$directory/.done" 2>/dev/null; then
+    echo "== Making $directory from $requirements"
+    rm -rf "$directory"
+    python3 -m venv "$directory"
+    for package in "$@"; do "$directory/bin/pip" install --quiet --disable-pip-version-check "$package"; done
+    "$directory/bin/pip" install --quiet --disable-pip-version-check -r "$requirements"
+    cp "$requirements" "$directory/.done"
+  fi
+}
+
+case "${1:-}" in
+  "") ;;
+  tests) make_venv build/venv tests/requirements.txt ;;
+  # torch's CPU build has to be there before anything that depends on torch.
+  bench) make_venv build/bench-venv bench/requirements.txt "$(grep '^torch==' bench/requirements.txt)" ;;
+  *) echo "setup.sh: '$1' is not an environment; use tests or bench" >&2; exit 2 ;;
+esac
