@@ -9,13 +9,14 @@
 
 namespace whet::core {
 
-// With y = x - max and e = exp(beta y): sums of e, e y, e y^2, e y^3. Kernels fill those they are
-// asked for.
+// With y = x - max and e = exp(beta y): sums of e, e y, e y^2, e y^3, e y^4. Kernels fill those they
+// are asked for.
 struct Sums {
   double z = 0;
   double t = 0;
   double u = 0;
   double v = 0;
+  double w = 0;
 };
 
 // Entropy of the weights e / z. -0 and rounding below 0 become 0; NaN stays.

@@ -13,6 +13,12 @@ constexpr int kHalleySweeps = 12;  // then bisection alone, which ends after ln(
 constexpr int kMaxSweeps = 90;
 constexpr double kMaxLogStep = 2;
 
+// From a point with value g and two derivatives to where g may be 0; Newton's step if the curve misses.
+double halley(double g, double g1, double g2) {
+  const double denominator = 2 * g1 * g1 - g * g2;
+  return denominator > 0 ? -2 * g * g1 / denominator : -g / g1;
+}
+
 }  // namespace
 
 TargetSearch::TargetSearch(const Rule& rule, const Sums& at_one, double tolerance, double resolution)
@@ -25,25 +31,31 @@ TargetSearch::TargetSearch(const Rule& rule, const Sums& at_one, double toleranc
     done_ = true;  // sharp enough as it is
     return;
   }
-  const double mean = at_one.t / at_one.z;
-  const double square = at_one.u / at_one.z;
-  const double variance = square - mean * mean;
-  const double third = at_one.v / at_one.z - 3 * mean * square + 2 * mean * mean * mean;
-  last_ = point(0, 1, f, at_one);
-  // f'' over f, then the same of ln f in ln beta; beta is 1.
-  const double f_bb = (entropy_ ? -(variance + third) : variance) / f;
-  propose(last_, f_bb - last_.slope * last_.slope + last_.slope);
+  const Point p = point(1, f, at_one);
+  const double householder = -3 * p.g * (2 * p.g1 * p.g1 - p.g * p.g2) /
+                             (6 * p.g1 * p.g1 * p.g1 - 6 * p.g * p.g1 * p.g2 + p.g * p.g * p.g3);
+  distance_ = p.g;
+  propose(1, householder > 0 ? householder : halley(p.g, p.g1, p.g2));
 }
 
 double TargetSearch::value(double beta, const Sums& s) const {
   return entropy_ ? entropy_of(s, beta) : std::log(s.z);
 }
 
-TargetSearch::Point TargetSearch::point(double u, double beta, double f, const Sums& s) const {
-  const double mean = s.t / s.z;
-  const double variance = s.u / s.z - mean * mean;
-  const double slope = entropy_ ? -beta * variance : mean;  // f' in beta
-  return {u, std::log(f / goal_), beta * slope / f};
+TargetSearch::Point TargetSearch::point(double beta, double f, const Sums& s) const {
+  const double scale = 1 / s.z;
+  const double mean = s.t * scale, square = s.u * scale, cube = s.v * scale;
+  const double k2 = square - mean * mean;
+  const double k3 = cube - mean * (3 * square - 2 * mean * mean);
+  const double k4 = s.w * scale - mean * (4 * cube - mean * (6 * square - 3 * mean * mean)) - 3 * k2 * k2;
+  // Derivatives of f in beta, each times its power of beta and over f.
+  const double b = beta, r = 1 / f;
+  const double f1 = b * r * (entropy_ ? -b * k2 : mean);
+  const double f2 = b * b * r * (entropy_ ? -(k2 + b * k3) : k2);
+  const double f3 = b * b * b * r * (entropy_ ? -(2 * k3 + b * k4) : k3);
+  // The same in ln beta, then of ln f.
+  const double u2 = f2 + f1, u3 = f3 + 3 * f2 + f1;
+  return {std::log(f / goal_), f1, u2 - f1 * f1, u3 - 3 * f1 * u2 + 2 * f1 * f1 * f1};
 }
 
 void TargetSearch::absorb(double beta, const Sums& s) {
@@ -51,27 +63,19 @@ void TargetSearch::absorb(double beta, const Sums& s) {
   (f > goal_ ? low_ : high_) = beta;
   done_ = std::abs(f - goal_) <= tolerance_ || high_ <= low_ * (1 + resolution_) || ++sweeps_ >= kMaxSweeps;
   if (done_) return;
-  // The curvature at this end of the cubic through both points with both slopes.
-  const Point at = point(log_proposal_, beta, f, s);
-  const double step = at.u - last_.u;
-  const double curvature = (6 * (last_.g - at.g) / step + 2 * last_.slope + 4 * at.slope) / step;
-  propose(at, curvature);
-  last_ = at;
+  const Point p = point(beta, f, s);
+  distance_ = std::abs(p.g);
+  propose(beta, halley(p.g, p.g1, p.g2));
 }
 
-void TargetSearch::propose(const Point& at, double curvature) {
-  const double halley = 2 * at.slope * at.slope - at.g * curvature;
-  const double step = halley > 0 ? -2 * at.g * at.slope / halley : -at.g / at.slope;
-  log_proposal_ = at.u + std::clamp(step, -kMaxLogStep, kMaxLogStep);
-  proposal_ = std::exp(log_proposal_);
-
+void TargetSearch::propose(double beta, double log_step) {
+  proposal_ = beta * std::exp(std::clamp(log_step, -kMaxLogStep, kMaxLogStep));
   // f = 0, or noise in the moments, makes NaN: the comparison then fails too.
   const bool inside = proposal_ > low_ && proposal_ < high_;
   if (!inside || sweeps_ > kHalleySweeps) {
     proposal_ = unbounded() ? low_ * std::exp(kMaxLogStep) : std::sqrt(low_) * std::sqrt(high_);
-    proposal_ = std::min(proposal_, kMaxBeta);
-    log_proposal_ = std::log(proposal_);
   }
+  proposal_ = std::min(proposal_, kMaxBeta);
 }
 
 bool unreachable(const Rule& rule, std::int64_t ties) {

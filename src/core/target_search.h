@@ -4,10 +4,11 @@
 //     target_entropy(h)   f = H(beta)             goal = h
 //     target_peak(w)      f = ln Z(beta)          goal = -ln w
 // ln f is close to a line or a gentle curve in ln beta, from rows of near-equal logits to rows with
-// one winner, so Halley's method there needs about three sweeps over the row; a bracket and
-// bisection in ln beta guard it. The curvature it needs comes from the third moment at beta = 1
-// and from the last two points afterwards. The caller sweeps; this class only sees the sums, so it
-// is the same for one row in cache and for a row spread over files or ranks.
+// one winner, so Halley's method there, which needs one moment more than Newton's, takes two or three
+// sweeps over the row. The first step, from beta = 1, is the longest and uses a fourth moment
+// (Householder's method). A bracket and bisection in ln beta guard both. The caller sweeps; this
+// class only sees the sums, so it is the same for one row in cache and for a row spread over files
+// or ranks.
 #ifndef WHET_CORE_TARGET_SEARCH_H_
 #define WHET_CORE_TARGET_SEARCH_H_
 
@@ -23,7 +24,7 @@ namespace whet::core {
 
 class TargetSearch {
  public:
-  // `at_one` holds the row's sums at beta = 1, all four. `tolerance` bounds |f - goal|;
+  // `at_one` holds the row's sums at beta = 1, all five. `tolerance` bounds |f - goal|;
   // `resolution` is the relative step of beta that still changes a weight.
   TargetSearch(const Rule& rule, const Sums& at_one, double tolerance, double resolution);
 
@@ -31,33 +32,32 @@ class TargetSearch {
   bool done() const { return done_; }
   // Where to sweep next, and how far off (in ln f) the last sweep was.
   double proposal() const { return proposal_; }
-  double distance() const { return std::abs(last_.g); }
+  double distance() const { return distance_; }
   // True while no beta tried was sharp enough: the goal may be out of reach.
   bool unbounded() const { return std::isinf(high_); }
   int sweeps() const { return sweeps_; }
 
-  // Takes z, t, u at `beta`, which should be proposal() up to rounding.
+  // Takes z, t, u, v at `beta`, which should be proposal() up to rounding.
   void absorb(double beta, const Sums& sums);
 
  private:
-  // ln f - ln goal and its slope, at u = ln beta.
+  // g = ln f - ln goal and its derivatives in ln beta.
   struct Point {
-    double u, g, slope;
+    double g, g1, g2, g3;
   };
 
   double value(double beta, const Sums& sums) const;
-  Point point(double u, double beta, double f, const Sums& sums) const;
-  void propose(const Point& at, double curvature);
+  Point point(double beta, double f, const Sums& sums) const;
+  void propose(double beta, double log_step);
 
   const bool entropy_;
   const double goal_;
   const double tolerance_;
   const double resolution_;
   double proposal_ = 1;
-  double log_proposal_ = 0;
+  double distance_ = std::numeric_limits<double>::infinity();
   double low_ = 1;
   double high_ = std::numeric_limits<double>::infinity();
-  Point last_{};
   int sweeps_ = 0;
   bool done_ = false;
 };

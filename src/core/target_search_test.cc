@@ -19,6 +19,7 @@ Sums sums_at(const std::vector<double>& y, double beta) {
     s.t += e * v;
     s.u += e * v * v;
     s.v += e * v * v * v;
+    s.w += e * v * v * v * v;
   }
   return s;
 }

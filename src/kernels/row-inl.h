@@ -127,7 +127,7 @@ HWY_INLINE Extremes<T> Scan(const T* x, std::int64_t n) {
   return {hn::GetLane(hn::MaxOfLanes(d, max)), hn::GetLane(hn::MinOfLanes(d, min)), count};
 }
 
-// Moments at beta over the row; kMoments = highest power of y summed, 0..3. Writes e^(beta y)
+// Moments at beta over the row; kMoments = highest power of y summed, 0..4. Writes e^(beta y)
 // times `scale` to `out` unless that is null; the sums are of the unscaled ones.
 template <int kMoments, bool kScale, typename T>
 HWY_NOINLINE Sums Sweep(const T* x, T* out, std::int64_t n, T max, double beta, T scale) {
@@ -136,9 +136,9 @@ HWY_NOINLINE Sums Sweep(const T* x, T* out, std::int64_t n, T max, double beta, 
   const Exponential<T> exponential(beta);
   const V top = hn::Set(d, max), factor = hn::Set(d, scale);
   const std::int64_t run = RunKeys<T>();
-  WideSum<T> zs, ts, us, vs;
+  WideSum<T> zs, ts, us, vs, ws;
   for (std::int64_t i = 0; i < n; i += run) {
-    V z = hn::Zero(d), t = z, u = z, v = z;
+    V z = hn::Zero(d), t = z, u = z, v = z, w = z;
     Map(
         d, out == nullptr ? nullptr : out + i, std::min(run, n - i),
         [&](V key) HWY_ATTR {
@@ -149,8 +149,13 @@ HWY_NOINLINE Sums Sweep(const T* x, T* out, std::int64_t n, T max, double beta, 
           if constexpr (kMoments >= 2) {
             const V ey = hn::Mul(e, y);
             t = hn::Add(t, ey);
-            u = hn::MulAdd(ey, y, u);
-            if constexpr (kMoments == 3) v = hn::MulAdd(hn::Mul(ey, y), y, v);
+            if constexpr (kMoments == 2) u = hn::MulAdd(ey, y, u);
+            if constexpr (kMoments >= 3) {
+              const V eyy = hn::Mul(ey, y);
+              u = hn::Add(u, eyy);
+              v = hn::MulAdd(eyy, y, v);
+              if constexpr (kMoments == 4) w = hn::MulAdd(eyy, hn::Mul(y, y), w);
+            }
           }
           return kScale ? hn::Mul(e, factor) : e;
         },
@@ -158,9 +163,10 @@ HWY_NOINLINE Sums Sweep(const T* x, T* out, std::int64_t n, T max, double beta, 
     zs.Add(z);
     if constexpr (kMoments >= 1) ts.Add(t);
     if constexpr (kMoments >= 2) us.Add(u);
-    if constexpr (kMoments == 3) vs.Add(v);
+    if constexpr (kMoments >= 3) vs.Add(v);
+    if constexpr (kMoments == 4) ws.Add(w);
   }
-  return {zs.Total(), ts.Total(), us.Total(), vs.Total()};
+  return {zs.Total(), ts.Total(), us.Total(), vs.Total(), ws.Total()};
 }
 
 template <int kMoments, typename T>
@@ -203,23 +209,23 @@ HWY_INLINE Top<T> TopOf(const T* x, std::int64_t n, T max) {
   return {ties, hn::GetLane(hn::MaxOfLanes(d, next))};
 }
 
-// Copies the keys above `least`, which should be few, to the front of `out` (which may be `x`);
-// returns how many. (Highway's CompressStore copies its table to the stack for every vector with gcc.)
+// Copies the vectors that hold a key above `least`, and what is left after the last whole vector, to the
+// front of `out` (which may be `x`); returns how many keys that are. Without a branch: which vectors stay
+// can't be predicted. (Whole vectors because Highway's CompressStore copies its table to the stack
+// every time with gcc 12.)
 template <typename T>
 HWY_INLINE std::int64_t KeepAbove(const T* x, std::int64_t n, T least, T* out) {
   const hn::ScalableTag<T> d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const auto limit = hn::Set(d, least);
-  std::int64_t kept = 0;
-  for (std::int64_t i = 0; i < n; i += lanes) {
-    const std::int64_t end = std::min(i + lanes, n);
-    if (end - i == lanes && hn::AllFalse(d, hn::Gt(hn::LoadU(d, x + i), limit))) continue;
-    for (std::int64_t j = i; j < end; ++j) {
-      out[kept] = x[j];
-      kept += x[j] > least ? 1 : 0;
-    }
+  std::int64_t i = 0, kept = 0;
+  for (; i + lanes <= n; i += lanes) {
+    const auto v = hn::LoadU(d, x + i);
+    hn::StoreU(v, d, out + kept);  // kept <= i: nothing unread is overwritten
+    kept += hn::AllFalse(d, hn::Gt(v, limit)) ? 0 : lanes;
   }
-  return kept;
+  std::copy_n(x + i, n - i, out + kept);
+  return kept + n - i;
 }
 
 }  // namespace HWY_NAMESPACE

@@ -44,10 +44,10 @@ struct SearchLimits<double> {
   static constexpr double kTolerance = 1e-13, kResolution = 0x1p-51, kReach = 40;
 };
 
-// Keys are dropped from a search once those that count at kShrinkMargin beta lie within a third of the
-// row's spread.
+// Keys are dropped from a search once those that count at kShrinkMargin beta lie within a quarter of
+// the row's spread.
 inline constexpr double kShrinkMargin = 0.7;
-inline constexpr double kWorthShrinking = 3 / kShrinkMargin;
+inline constexpr double kWorthShrinking = 4 / kShrinkMargin;
 
 // A sweep started this close to the goal (in ln f) mostly ends the search.
 inline constexpr double kLikelyLast = 0.1;
@@ -102,7 +102,7 @@ HWY_NOINLINE Chosen<T> Solve(const T* x, std::int64_t n, const RowState& state, 
       shrink_above = kWorthShrinking * beta;
     }
     T* weights = keys == x && search.distance() < kLikelyLast ? room : nullptr;
-    const Sums sums = Measure<2>(keys, weights, left, max, beta);
+    const Sums sums = Measure<3>(keys, weights, left, max, beta);
     search.absorb(beta, sums);
     if (search.done()) return {beta, sums, weights};
   }
@@ -151,7 +151,7 @@ HWY_INLINE Chosen<T> Choose(const T* x, std::int64_t n, const Rule& rule, bool f
   Chosen<T> one{1, {}, nullptr};
   if (rule.solves()) {
     T* nowhere = nullptr;
-    state = StateOf<3>(x, n, ends, nowhere, one.sums);
+    state = StateOf<4>(x, n, ends, nowhere, one.sums);
     if (state.count <= 1 || std::isnan(state.z)) return one;
     return Solve(x, n, state, one, rule, room);
   }
