@@ -37,17 +37,17 @@ template <typename T>
 struct SearchLimits;
 template <>
 struct SearchLimits<float> {
-  static constexpr double kTolerance = 1e-6, kResolution = 0x1p-23, kReach = 20;
+  static constexpr double kTolerance = 1e-6, kResolution = 0x1p-23, kReach = 18;
 };
 template <>
 struct SearchLimits<double> {
   static constexpr double kTolerance = 1e-13, kResolution = 0x1p-51, kReach = 40;
 };
 
-// Keys are dropped from a search once those that count at kShrinkMargin beta lie within a quarter of
-// the row's spread.
+// Keys are dropped from a search once those that count at kShrinkMargin beta lie within 0.3 of the
+// row's spread.
 inline constexpr double kShrinkMargin = 0.7;
-inline constexpr double kWorthShrinking = 4 / kShrinkMargin;
+inline constexpr double kWorthShrinking = 1 / (0.3 * kShrinkMargin);
 
 // A sweep started this close to the goal (in ln f) mostly ends the search.
 inline constexpr double kLikelyLast = 0.1;
