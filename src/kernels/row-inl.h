@@ -127,10 +127,19 @@ HWY_INLINE Extremes<T> Scan(const T* x, std::int64_t n) {
   return {hn::GetLane(hn::MaxOfLanes(d, max)), hn::GetLane(hn::MinOfLanes(d, min)), count};
 }
 
+// Asks for a run of keys that will be read later, into the second-level cache.
+template <typename T>
+HWY_INLINE void FetchRun(const T* keys) {
+  constexpr std::int64_t kLineKeys = 64 / sizeof(T);
+  for (std::int64_t i = 0; i < RunKeys<T>(); i += kLineKeys) __builtin_prefetch(keys + i, 0, 2);
+}
+
 // Moments at beta over the row; kMoments = highest power of y summed, 0..4. Writes e^(beta y)
-// times `scale` to `out` unless that is null; the sums are of the unscaled ones.
+// times `scale` to `out` unless that is null; the sums are of the unscaled ones. While it computes, it has
+// the row at `next` (null: none) on its way from memory.
 template <int kMoments, bool kScale, typename T>
-HWY_NOINLINE Sums Sweep(const T* x, T* out, std::int64_t n, T max, double beta, T scale) {
+HWY_NOINLINE Sums Sweep(const T* x, T* out, std::int64_t n, T max, double beta, T scale,
+                        const T* next = nullptr) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   const Exponential<T> exponential(beta);
@@ -138,6 +147,7 @@ HWY_NOINLINE Sums Sweep(const T* x, T* out, std::int64_t n, T max, double beta, 
   const std::int64_t run = RunKeys<T>();
   WideSum<T> zs, ts, us, vs, ws;
   for (std::int64_t i = 0; i < n; i += run) {
+    if (next != nullptr && i + run <= n) FetchRun(next + i);
     V z = hn::Zero(d), t = z, u = z, v = z, w = z;
     Map(
         d, out == nullptr ? nullptr : out + i, std::min(run, n - i),
@@ -170,8 +180,8 @@ HWY_NOINLINE Sums Sweep(const T* x, T* out, std::int64_t n, T max, double beta, 
 }
 
 template <int kMoments, typename T>
-HWY_INLINE Sums Measure(const T* x, T* out, std::int64_t n, T max, double beta) {
-  return Sweep<kMoments, false>(x, out, n, max, beta, T(1));
+HWY_INLINE Sums Measure(const T* x, T* out, std::int64_t n, T max, double beta, const T* next = nullptr) {
+  return Sweep<kMoments, false>(x, out, n, max, beta, T(1), next);
 }
 
 template <typename T>

@@ -110,8 +110,9 @@ HWY_NOINLINE Chosen<T> Solve(const T* x, std::int64_t n, const RowState& state, 
 
 // The state of a row at beta = 1. With `room`, e^y stays there.
 template <int kMoments, typename T>
-HWY_INLINE RowState StateOf(const T* x, std::int64_t n, const Extremes<T>& ends, T* room, Sums& sums) {
-  sums = Measure<kMoments>(x, room, n, ends.max, 1);
+HWY_INLINE RowState StateOf(const T* x, std::int64_t n, const Extremes<T>& ends, T* room, const T* next,
+                            Sums& sums) {
+  sums = Measure<kMoments>(x, room, n, ends.max, 1, next);
   RowState state;
   state.count = ends.count;
   state.z = sums.z;
@@ -135,31 +136,31 @@ inline bool needs_count(const Rule& rule) {
 }
 
 // Chooses beta for the row x. Sweeps after which x isn't needed any more leave their weights in `out`
-// (which may be x, or null), earlier ones in `room` (never x; may be null). Fills `state` as far as the
-// rule needs it; all of it if `full`.
+// (which may be x, or null), earlier ones in `room` (never x; may be null). `next`: see Sweep. Fills
+// `state` as far as the rule needs it; all of it if `full`.
 template <typename T>
 HWY_INLINE Chosen<T> Choose(const T* x, std::int64_t n, const Rule& rule, bool full, T* out, T* room,
-                            RowState& state) {
+                            const T* next, RowState& state) {
   const Extremes<T> ends = full || needs_count(rule) ? Scan<true>(x, n) : Scan<false>(x, n);
   state.max = static_cast<double>(ends.max);
   if (!full && !needs_entropy(rule)) {
     // beta is known before the first exponential: one sweep does it all.
     state.count = needs_count(rule) ? ends.count : n;
     const double beta = rule.beta(state);
-    return {beta, Measure<0>(x, out, n, ends.max, beta), out};
+    return {beta, Measure<0>(x, out, n, ends.max, beta, next), out};
   }
   Chosen<T> one{1, {}, nullptr};
   if (rule.solves()) {
     T* nowhere = nullptr;
-    state = StateOf<4>(x, n, ends, nowhere, one.sums);
+    state = StateOf<4>(x, n, ends, nowhere, next, one.sums);
     if (state.count <= 1 || std::isnan(state.z)) return one;
     return Solve(x, n, state, one, rule, room);
   }
   one.weights = room;
   if (full) {
-    state = StateOf<2>(x, n, ends, room, one.sums);
+    state = StateOf<2>(x, n, ends, room, next, one.sums);
   } else {
-    state = StateOf<1>(x, n, ends, room, one.sums);
+    state = StateOf<1>(x, n, ends, room, next, one.sums);
     state.count = n;  // an upper bound: entropy 0 then says what a count of 1 would
   }
   const double beta = rule.beta(state);
@@ -170,8 +171,8 @@ HWY_INLINE Chosen<T> Choose(const T* x, std::int64_t n, const Rule& rule, bool f
 // Weights of the row x in `out` (may be x). `state` and the result as in Choose.
 template <typename T>
 HWY_INLINE Chosen<T> SoftmaxRow(const T* x, std::int64_t n, const Rule& rule, bool full, T* out, T* room,
-                                RowState& state) {
-  const Chosen<T> chosen = Choose(x, n, rule, full, out, room, state);
+                                const T* next, RowState& state) {
+  const Chosen<T> chosen = Choose(x, n, rule, full, out, room, next, state);
   const double z = chosen.sums.z;
   if (!(z > 0)) {
     std::fill_n(out, n, static_cast<T>(z));  // no visible key: 0; NaN otherwise

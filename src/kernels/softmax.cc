@@ -24,6 +24,10 @@ namespace HWY_NAMESPACE {
 
 using kernels::RowJob;
 
+// Rows up to 128 KiB leave room in the second-level cache to fetch the next one meanwhile.
+template <typename T>
+inline constexpr std::int64_t kMaxFetchKeys = 131072 / sizeof(T);
+
 template <typename T>
 HWY_INLINE void SoftmaxRowsOf(const RowJob& job, std::int64_t begin, std::int64_t end, T* buffer) {
   const std::int64_t in_bytes = core::element_bytes(job.in.dtype);
@@ -41,9 +45,15 @@ HWY_INLINE void SoftmaxRowsOf(const RowJob& job, std::int64_t begin, std::int64_
     T* target = out_is_direct ? reinterpret_cast<T*>(out) : buffer;
     double offset = 0;
     const T* x = VisibleRow(job, in, mask, n, target, buffer, offset);
+    const T* next = nullptr;
+    if (x == reinterpret_cast<const T*>(in) && row + 1 < end && n <= kMaxFetchKeys<T>) {
+      auto following = cursor;
+      following.next();
+      next = reinterpret_cast<const T*>(job.in.data + following.offset(0) * in_bytes);
+    }
     T* room = target != x ? target : (buffer != x ? buffer : nullptr);
     RowState state;
-    const Chosen<T> chosen = SoftmaxRow(x, n, job.rule, full, target, room, state);
+    const Chosen<T> chosen = SoftmaxRow(x, n, job.rule, full, target, room, next, state);
     std::fill(target + n, target + job.rows.keys(), T(0));
     if (!out_is_direct) StoreRow(target, job.out.dtype, job.out.key_stride, job.rows.keys(), out);
     if (full) {
@@ -78,7 +88,7 @@ HWY_INLINE void StateRowsOf(const RowJob& job, std::int64_t begin, std::int64_t 
     const T* x = VisibleRow(job, in, mask, n, buffer, buffer, offset);
     Sums sums;
     job.states[static_cast<std::size_t>(row)] =
-        StateOf<2>(x, n, Scan<true>(x, n), static_cast<T*>(nullptr), sums);
+        StateOf<2>(x, n, Scan<true>(x, n), static_cast<T*>(nullptr), static_cast<const T*>(nullptr), sums);
   }
 }
 

@@ -51,7 +51,7 @@ HWY_INLINE void BackwardRowsOf(const RowJob& job, std::int64_t begin, std::int64
     if (job.saved_stats.empty()) {
       RowState state;
       T* nowhere = nullptr;
-      const Chosen<T> chosen = Choose(x, n, job.rule, true, nowhere, nowhere, state);
+      const Chosen<T> chosen = Choose<T>(x, n, job.rule, true, nowhere, nowhere, nullptr, state);
       stats = core::stats_of(state, chosen.beta, chosen.sums);
     } else {
       stats = job.saved_stats[static_cast<std::size_t>(row)];
