@@ -1,8 +1,10 @@
 // No allocation a row, and never more than one row of scratch a thread.
 #include <gtest/gtest.h>
+#include <whet/c_api.h>
 #include <whet/softmax.h>
 
 #include <atomic>
+#include <cctype>
 #include <cstddef>
 #include <cstdlib>
 #include <new>
@@ -13,8 +15,11 @@ namespace {
 
 std::atomic<std::size_t> allocations{0};
 std::atomic<std::size_t> bytes{0};
+std::atomic<int> grants{-1};  // allocations still granted; -1: all
 
 void* counted(std::size_t size, std::size_t alignment) {
+  if (grants == 0) throw std::bad_alloc();
+  if (grants > 0) --grants;
   ++allocations;
   bytes += size;
   void* memory = std::aligned_alloc(alignment, (size + alignment - 1) / alignment * alignment);
@@ -88,6 +93,38 @@ TEST_P(Memory, OneRowAThreadInTheWorstCase) {
       }
     }
   }
+}
+
+TEST(OutOfMemory, ThrowsBadAllocAndWritesNothing) {
+  const bf16 x[4] = {};
+  bf16 w[4] = {{7}, {7}, {7}, {7}};
+  grants = 0;
+  EXPECT_THROW(softmax({x, {4}}, {w, {4}}), std::bad_alloc);
+  grants = -1;
+  for (const bf16& value : w) EXPECT_EQ(value.bits, 7);
+}
+
+// Whichever allocation fails: a status, never an exception through the C ABI.
+TEST(OutOfMemory, StaysInsideTheCInterface) {
+  bf16 x[4] = {};
+  const std::int64_t sizes[1] = {4}, wrong[1] = {-4};
+  const whet_view good = {x, WHET_BF16, 1, sizes, nullptr}, bad = {x, WHET_BF16, 1, wrong, nullptr};
+  whet_rule rule{};
+  for (int k = 0; k < 12; ++k) {
+    const auto with_grants = [k](auto&& call) {
+      grants = k;
+      call();
+      grants = -1;
+    };
+    with_grants([&] {
+      const whet_status status = whet_softmax(&good, &good, nullptr);
+      EXPECT_TRUE(status == WHET_OK || status == WHET_OUT_OF_MEMORY);
+    });
+    with_grants([&] { EXPECT_NE(whet_softmax(&bad, &bad, nullptr), WHET_OK); });
+    with_grants([&] { EXPECT_NE(whet_rule_parse("a name that is not a rule", &rule), WHET_OK); });
+    with_grants([&] { whet_targets(); });
+  }
+  EXPECT_NE(whet_targets(), nullptr);
 }
 
 INSTANTIATE_TEST_SUITE_P(Rules, Memory,

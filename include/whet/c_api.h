@@ -82,6 +82,7 @@ WHET_API whet_status whet_softmax_backward(const whet_view* in, const whet_view*
                                            const whet_options* options);
 /* One state a row; `rule` and `stats` are not used. */
 WHET_API whet_status whet_states(const whet_view* in, whet_row_state* out, const whet_options* options);
+/* Neither may be NULL. */
 WHET_API whet_row_state whet_merge(const whet_row_state* a, const whet_row_state* b);
 
 WHET_API int whet_threads(void); /* 0 after an error (a bad WHET_THREADS) */
@@ -89,7 +90,7 @@ WHET_API whet_status whet_set_threads(int count);
 /* The target that calls run on now; valid until this thread asks again; NULL after an error (an
  * unknown WHET_TARGET). */
 WHET_API const char* whet_target(void);
-/* Targets of this machine, separated by spaces, best first. */
+/* Targets of this machine, separated by spaces, best first; valid until this thread asks again. */
 WHET_API const char* whet_targets(void);
 WHET_API whet_status whet_force_target(const char* name);
 

@@ -8,12 +8,16 @@
 //   - A key is visible if the mask is true, its index is below the row's length and its logit isn't
 //     -inf. Other keys get weight and gradient 0. A row without visible keys is all 0. A visible NaN
 //     or +inf makes its own row NaN and no other.
-//   - The same call gives the same bits for every number of threads. One allocation at most per
-//     call: never more than one row of the arithmetic type for each thread.
+//   - The same call gives the same bits for every number of threads, and with or without stats. (A
+//     target rule may stop at another beta within its tolerance when rows are strided, masked in place
+//     or 16-bit.) One allocation at most per call, beside starting threads: never more than one row of
+//     the arithmetic type for each thread, and none for contiguous f32 or f64 rows without a mask
+//     (in place: unless a target rule).
 //   - Accuracy, f32, |x| <= 1e4, rows up to 131,072 keys: weights at the beta in the stats within
 //     1e-6 (1 + |beta y|) relative (y = x - max; weights below 1e-30 within 1e-30), entropy within
-//     1e-6 max(1, ln n), rows sum to 1 within 1e-6, target rules meet their target within 2e-6.
-//     f64: weights 1e-13 (1 + |beta y|), entropy 1e-12 max(1, ln n). f32 weights below 2^-100 are 0.
+//     1e-6 max(1, ln n), rows sum to 1 within 1e-6, target rules meet a target that a beta below 2^60
+//     reaches within 2e-6. f64: weights 1e-13 (1 + |beta y|), entropy 1e-12 max(1, ln n). f32 weights
+//     below 2^-100 are 0; f64 weights may be denormal.
 #ifndef WHET_SOFTMAX_H_
 #define WHET_SOFTMAX_H_
 
@@ -61,7 +65,8 @@ struct SoftmaxBackwardOptions {
 
 // din = dL/din from in (what softmax was given) and dout = dL/dout. Overwrites `din`, which may be
 // `dout` or `in`. At a kink of the rule the derivative of the constant side is taken; an unreachable
-// target counts as constant. Within 1e-6 (1 + |beta y|) of max|dout| per key and unit of beta.
+// target counts as constant. Every key's error is at most 1e-6 (1 + |beta y|) beta max|dout|, y the
+// key's own distance from the maximum.
 WHET_API void softmax_backward(ConstView in, ConstView dout, View din,
                                const SoftmaxBackwardOptions& options = {});
 

@@ -21,20 +21,29 @@ static_assert(sizeof(whet::RowState) == sizeof(whet_row_state) &&
 static_assert(sizeof(whet::RowStats) == WHET_STATS_FIELDS * sizeof(double));
 static_assert(std::size(whet_rule{}.values) == 4 + whet::Rule::kMaxCoefficients);
 
+whet_status failed(whet_status status, const char* text) noexcept {
+  try {
+    last_error = text;
+  } catch (...) {
+    last_error.assign("out of memory");  // fits the string's own buffer: can't fail
+  }
+  return status;
+}
+
+// Nothing thrown inside leaves a C function.
 template <typename F>
-whet_status guarded(F&& body) {
+whet_status guarded(F&& body) noexcept {
   try {
     body();
     return WHET_OK;
   } catch (const whet::Error& e) {
-    last_error = e.what();
-    return WHET_INVALID_ARGUMENT;
+    return failed(WHET_INVALID_ARGUMENT, e.what());
   } catch (const std::bad_alloc&) {
-    last_error.assign("out of memory");  // fits the string's own buffer: can't fail
-    return WHET_OUT_OF_MEMORY;
+    return failed(WHET_OUT_OF_MEMORY, "out of memory");
   } catch (const std::exception& e) {
-    last_error = e.what();
-    return WHET_INTERNAL_ERROR;
+    return failed(WHET_INTERNAL_ERROR, e.what());
+  } catch (...) {
+    return failed(WHET_INTERNAL_ERROR, "unknown exception");
   }
 }
 
@@ -61,6 +70,9 @@ whet_options options_of(const whet_options* given) {
   if (given->struct_size < sizeof(whet_options)) {
     throw whet::Error("options: struct_size is " + std::to_string(given->struct_size) + ", must be " +
                       std::to_string(sizeof(whet_options)) + " (start from WHET_OPTIONS_DEFAULT)");
+  }
+  if (given->struct_size > sizeof(whet_options) || given->reserved != 0) {
+    throw whet::Error("options: made for a later version of whet than " WHET_VERSION);
   }
   return *given;
 }
@@ -130,10 +142,7 @@ whet::RowState from_c(const whet_row_state* s) { return std::bit_cast<whet::RowS
 
 extern "C" {
 
-const char* whet_version(void) {
-  static const std::string text = whet::version();
-  return text.c_str();
-}
+const char* whet_version(void) { return WHET_VERSION; }
 
 const char* whet_last_error(void) { return last_error.c_str(); }
 
@@ -209,12 +218,13 @@ const char* whet_target(void) {
 }
 
 const char* whet_targets(void) {
-  static const std::string text = [] {
+  thread_local std::string text;
+  const whet_status status = guarded([&] {
     std::string list;
     for (const std::string& name : whet::targets()) list += (list.empty() ? "" : " ") + name;
-    return list;
-  }();
-  return text.c_str();
+    text = list;
+  });
+  return status == WHET_OK ? text.c_str() : nullptr;
 }
 
 whet_status whet_force_target(const char* name) {

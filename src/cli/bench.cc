@@ -44,7 +44,7 @@ struct Contender {
   double quantile(double q) const {
     std::vector<double> sorted = ns;
     std::ranges::sort(sorted);
-    return sorted[static_cast<std::size_t>(q * static_cast<double>(sorted.size() - 1) + 0.5)];
+    return sorted[static_cast<std::size_t>(std::lround(q * static_cast<double>(sorted.size() - 1)))];
   }
 };
 

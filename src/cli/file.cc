@@ -86,9 +86,13 @@ void InputFile::read(std::uint64_t offset, std::span<std::byte> bytes) const {
 }
 
 OutputFile::OutputFile(const std::string& path) : path_(path), target_(path) {
+  if (path.empty()) throw FileError("''", "is no file name; name a file to write");
   struct stat status {};
   if (::stat(path.c_str(), &status) != 0) {
     if (errno != ENOENT) fail("open", errno);
+    if (::lstat(path.c_str(), &status) == 0) {
+      throw FileError(path, "is a link to a file that does not exist; name the file itself");
+    }
     open_temporary(0666, false);
   } else if (S_ISREG(status.st_mode)) {
     // A rename needs no permission on the file it replaces; what is write-protected stays protected.
@@ -168,7 +172,7 @@ void OutputFile::fail(const std::string& action, int error) const {
 
 void clean_up_on_signals() {
   std::signal(SIGXFSZ, SIG_IGN);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGQUIT, SIGXCPU}) {
     struct sigaction action {};
     // A signal that the caller ignores (nohup) stays ignored.
     if (::sigaction(signal, nullptr, &action) != 0 || action.sa_handler != SIG_DFL) continue;

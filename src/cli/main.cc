@@ -142,7 +142,8 @@ int parse_and_run(CLI::App& app, int argc, char** argv) {
     return report("whet", "a command is missing. See 'whet --help'.", kWrongUse);
   }
   std::cout.flush();
-  if (!std::cout) return report(full_name(app), "cannot write to standard output", kFailure);
+  if (!std::cout || std::ferror(stdout) != 0)
+    return report(full_name(app), "cannot write to standard output", kFailure);
   return 0;
 }
 

@@ -29,7 +29,7 @@ struct Arguments {
 };
 
 // Rows without keys take no room in a file, so nothing but this bounds how many a header may claim.
-constexpr std::int64_t kMaxRowsWithoutKeys = std::int64_t{1} << 24;
+constexpr std::int64_t kMaxRowsWithoutKeys = std::int64_t{1} << 20;
 
 constexpr std::int64_t kStatsFields = 10;
 static_assert(sizeof(RowStats) == kStatsFields * sizeof(double), "stats are written as they lie in memory");
@@ -136,8 +136,14 @@ void run(const Arguments& arguments, RowFunction function) {
   options.rule = Rule::parse(arguments.rule);
   options.axis = arguments.axis;
   options.threads = arguments.threads;
-  if (!arguments.stats.empty() && same_file(arguments.stats, arguments.out)) {
-    wrong_use(arguments.stats, "is OUT too; name another file for --stats");
+  const std::pair<const std::string&, const char*> others[] = {{arguments.out, "OUT"},
+                                                               {arguments.in, "IN"},
+                                                               {arguments.mask, "--mask"},
+                                                               {arguments.lengths, "--lengths"}};
+  for (const auto& [path, name] : others) {
+    if (!arguments.stats.empty() && !path.empty() && same_file(arguments.stats, path)) {
+      wrong_use(arguments.stats, std::string("is ") + name + " too; name another file for --stats");
+    }
   }
   NpyArray in = read_rows(arguments);
   const std::vector<std::int64_t> outer = row_sizes(in.sizes(), arguments.axis);

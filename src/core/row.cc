@@ -8,12 +8,12 @@ namespace whet {
 
 namespace {
 
-// (z, t, u) of `s` with its logits measured from max + shift instead of from max.
-struct Sums {
+struct Moments {
   double z, t, u;
 };
 
-Sums shifted(const RowState& s, double max) {
+// z, t, u of `s` with its logits measured from `max` instead of from its own.
+Moments measured_from(const RowState& s, double max) {
   // Empty, or so far below that nothing of it is left: also keeps -inf - (-inf) and 0 * inf out.
   const double d = s.max - max;
   if (s.count == 0 || d < -800.0) return {0, 0, 0};
@@ -35,7 +35,7 @@ RowState merge(const RowState& a, const RowState& b) {
   }
   r.min = std::min(a.min, b.min);
   r.max = std::max(a.max, b.max);
-  const Sums sa = shifted(a, r.max), sb = shifted(b, r.max);
+  const Moments sa = measured_from(a, r.max), sb = measured_from(b, r.max);
   r.z = sa.z + sb.z;
   r.t = sa.t + sb.t;
   r.u = sa.u + sb.u;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 namespace whet::core {
 
@@ -145,7 +146,11 @@ RowArray Rows::resolve(const ConstView& view, const char* name, bool broadcast) 
     (last < 0 ? low : high) = plus(last < 0 ? low : high, last, name);
     (i == axis_ ? a.key_stride : a.row_strides[outer++]) = stride;
   }
-  if (empty) return a;
+  if (empty) {  // nothing to point to: offsets of a null pointer stay 0
+    a.key_stride = 0;
+    a.row_strides = {};
+    return a;
+  }
   if (view.data == nullptr) fail(name, "its data is null");
   if (reinterpret_cast<std::uintptr_t>(view.data) % static_cast<std::uintptr_t>(bytes) != 0) {
     fail(name, "its data isn't aligned to its element type");
@@ -209,24 +214,19 @@ void Rows::check_per_row(std::size_t given, const char* name) const {
   }
 }
 
-void check_apart(const Rows& rows, const RowArray& written, const char* written_name, const RowArray& read,
-                 const char* read_name) {
-  if (written.begin >= read.end || read.begin >= written.end) return;
-  bool same = written.data == read.data && written.dtype == read.dtype;
-  same = same && (rows.keys() <= 1 || written.key_stride == read.key_stride);
+void check_apart(const Extent& written, const Extent& read) {
+  const bool either_empty = written.begin == written.end || read.begin == read.end;
+  if (either_empty || written.begin >= read.end || read.begin >= written.end) return;
+  fail(written.name, std::string("overlaps ") + read.name);
+}
+
+void check_same_or_apart(const Rows& rows, const RowArray& written, const char* written_name,
+                         const RowArray& read, const char* read_name) {
+  bool same = written.data == read.data && (rows.keys() <= 1 || written.key_stride == read.key_stride);
   for (std::size_t i = 0; i < rows.outer_dims(); ++i) {
     same = same && (rows.outer_size(i) <= 1 || written.row_strides[i] == read.row_strides[i]);
   }
-  if (!same) {
-    fail(written_name, std::string("overlaps ") + read_name +
-                           "; they may only be the same array (pointer and strides) or apart");
-  }
-}
-
-RowArray plain_bytes(const void* data, std::size_t bytes) {
-  const auto* begin = static_cast<const std::byte*>(data);
-  return {
-      .data = const_cast<std::byte*>(begin), .dtype = DType::boolean, .begin = begin, .end = begin + bytes};
+  if (!same) check_apart({written, written_name}, {read, read_name});
 }
 
 }  // namespace whet::core

@@ -57,12 +57,23 @@ class Rows {
   std::array<std::int64_t, kMaxOuterDims> outer_sizes_{};
 };
 
-// Error if what is written shares bytes with what is read. Being the very same array is fine.
-void check_apart(const Rows& rows, const RowArray& written, const char* written_name, const RowArray& read,
-                 const char* read_name);
+// Bytes of an argument, by name.
+struct Extent {
+  const std::byte* begin;
+  const std::byte* end;
+  const char* name;
 
-// For arrays without strides of their own: lengths, stats.
-RowArray plain_bytes(const void* data, std::size_t bytes);
+  Extent(const RowArray& array, const char* name_) : begin(array.begin), end(array.end), name(name_) {}
+  template <typename T>
+  Extent(std::span<T> span, const char* name_)
+      : begin(std::as_bytes(span).data()), end(begin + span.size_bytes()), name(name_) {}
+};
+
+// Error if what is written shares a byte with what is read.
+void check_apart(const Extent& written, const Extent& read);
+// The same for two arrays of the call that may be one: same pointer and strides.
+void check_same_or_apart(const Rows& rows, const RowArray& written, const char* written_name,
+                         const RowArray& read, const char* read_name);
 
 // Walks rows in order and keeps the offset of each array (in elements) without divisions.
 template <std::size_t kArrays>

@@ -115,7 +115,9 @@ std::string version() { return WHET_VERSION; }
 
 int threads() {
   const int count = default_threads;
-  return count > 0 ? count : initial_threads();
+  if (count > 0) return count;
+  static const int initial = initial_threads();  // an error is thrown again by every call
+  return initial;
 }
 
 void set_threads(int count) {

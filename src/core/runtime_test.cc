@@ -34,6 +34,20 @@ TEST(Runtime, TheForcedTargetIsTheOneThatRuns) {
   });
 }
 
+TEST(Runtime, TheEnvironmentForcesATargetToo) {
+  const char* before = std::getenv("WHET_TARGET");
+  const std::string saved = before == nullptr ? "" : before;
+  for (const std::string& name : targets()) {
+    ASSERT_EQ(setenv("WHET_TARGET", name.c_str(), 1), 0);
+    force_target("");
+    EXPECT_EQ(hwy::TargetName(kernels::softmax_target()), name);
+  }
+  ASSERT_EQ(setenv("WHET_TARGET", "AVX9000", 1), 0);
+  EXPECT_THROW(force_target(""), Error);
+  ASSERT_EQ(setenv("WHET_TARGET", saved.c_str(), 1), 0);
+  force_target("");
+}
+
 TEST(Runtime, RefusesAnUnknownTargetByName) {
   const std::string before = target();
   try {

@@ -1,12 +1,13 @@
 #include "core/thread_pool.h"
 
 #include <pthread.h>
+#include <signal.h>
 
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <mutex>
-#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -46,12 +47,18 @@ class Pool {
   }
 
  private:
-  // Fewer workers than wished for is no error: the caller does the work.
+  // Workers take no signals: those belong to the program's own threads. Fewer workers than wished for
+  // is no error: the caller does the work.
   void start_workers(int wanted) {
+    if (workers_ >= wanted) return;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
       for (; workers_ < wanted; ++workers_) std::thread([this] { serve(); }).detach();
-    } catch (const std::system_error&) {
+    } catch (const std::exception&) {  // no thread to be had, or no memory for one
     }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
   void serve() {

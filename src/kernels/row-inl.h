@@ -155,10 +155,9 @@ HWY_NOINLINE Sums Sweep(const T* x, T* out, std::int64_t n, T max, double beta, 
           const V y = exponential.limit(d, hn::Sub(key, top));
           const V e = exponential(d, y);
           z = hn::Add(z, e);
-          if constexpr (kMoments == 1) t = hn::MulAdd(e, y, t);
+          if constexpr (kMoments >= 1) t = hn::MulAdd(e, y, t);  // the same bits for every kMoments
           if constexpr (kMoments >= 2) {
             const V ey = hn::Mul(e, y);
-            t = hn::Add(t, ey);
             if constexpr (kMoments == 2) u = hn::MulAdd(ey, y, u);
             if constexpr (kMoments >= 3) {
               const V eyy = hn::Mul(ey, y);

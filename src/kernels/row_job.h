@@ -6,6 +6,7 @@
 #include <whet/rule.h>
 #include <whet/softmax.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -34,6 +35,10 @@ struct RowJob {
   std::span<RowState> states{};
   bool in_is_probabilities = false;
   bool through_rule = true;
+
+  const std::uint8_t* mask_at(std::int64_t offset) const {
+    return mask.data == nullptr ? nullptr : reinterpret_cast<const std::uint8_t*>(mask.data) + offset;
+  }
 
   std::int64_t length(std::int64_t row) const {
     return lengths.empty() ? rows.keys() : lengths[static_cast<std::size_t>(row)];

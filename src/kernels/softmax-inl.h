@@ -5,8 +5,9 @@
 //     rule     beta from the state, or by search (solve)
 //     weigh    beta = 1: scale what was kept. Else: exponentials at beta, their sum, scale.
 //
-// Limit: one exponential a key for none, fixed, log_length, ssmax; two for rules of the entropy,
-// but one on rows where beta turns out 1. Reads and writes beside that stay in cache up to its size.
+// Limit: one exponential a key for none, fixed, log_length, ssmax without stats; two for rules of the
+// entropy and with stats, but one on rows where beta turns out 1. Reads and writes beside that stay in cache
+// up to its size.
 #if defined(WHET_KERNELS_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_SOFTMAX_INL_H_
 #undef WHET_KERNELS_SOFTMAX_INL_H_
@@ -82,7 +83,8 @@ HWY_NOINLINE Chosen<T> Solve(const T* x, std::int64_t n, const RowState& state, 
     if (search.unbounded() && search.sweeps() == kSweepsBeforeDoubt) {
       const Top<T> top = TopOf(x, n, max);
       if (core::unreachable(rule, top.ties)) {
-        const double beta = core::hard_beta(state.count, state.max - static_cast<double>(top.next));
+        const double gap = state.max - static_cast<double>(top.next);
+        const double beta = core::hard_beta(state.count, gap);
         return {beta, Measure<1>(x, room, n, max, beta), room};
       }
     }

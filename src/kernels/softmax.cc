@@ -38,9 +38,7 @@ HWY_INLINE void SoftmaxRowsOf(const RowJob& job, std::int64_t begin, std::int64_
     const std::int64_t n = job.length(row);
     const std::byte* in = job.in.data + cursor.offset(0) * in_bytes;
     std::byte* out = job.out.data + cursor.offset(1) * in_bytes;
-    const auto* mask = job.mask.data == nullptr
-                           ? nullptr
-                           : reinterpret_cast<const std::uint8_t*>(job.mask.data) + cursor.offset(2);
+    const std::uint8_t* mask = job.mask_at(cursor.offset(2));
 
     T* target = out_is_direct ? reinterpret_cast<T*>(out) : buffer;
     double offset = 0;
@@ -81,9 +79,7 @@ HWY_INLINE void StateRowsOf(const RowJob& job, std::int64_t begin, std::int64_t 
   for (std::int64_t row = begin; row < end; ++row, cursor.next()) {
     const std::int64_t n = job.length(row);
     const std::byte* in = job.in.data + cursor.offset(0) * core::element_bytes(job.in.dtype);
-    const auto* mask = job.mask.data == nullptr
-                           ? nullptr
-                           : reinterpret_cast<const std::uint8_t*>(job.mask.data) + cursor.offset(1);
+    const std::uint8_t* mask = job.mask_at(cursor.offset(1));
     double offset = 0;
     const T* x = VisibleRow(job, in, mask, n, buffer, buffer, offset);
     Sums sums;
@@ -131,15 +127,14 @@ void run_softmax(ConstView in, View out, const SoftmaxOptions& options, bool in_
              .in_is_probabilities = in_is_probabilities};
   rows.check_lengths(options.lengths);
   if (!options.stats.empty()) rows.check_per_row(options.stats.size(), "stats");
-  const auto stats = core::plain_bytes(options.stats.data(), options.stats.size_bytes());
-  const auto lengths = core::plain_bytes(options.lengths.data(), options.lengths.size_bytes());
-  core::check_apart(rows, job.out, "out", job.in, "in");
-  core::check_apart(rows, job.out, "out", job.mask, "mask");
-  core::check_apart(rows, job.out, "out", lengths, "lengths");
-  core::check_apart(rows, stats, "stats", job.in, "in");
-  core::check_apart(rows, stats, "stats", job.out, "out");
-  core::check_apart(rows, stats, "stats", job.mask, "mask");
-  core::check_apart(rows, stats, "stats", lengths, "lengths");
+  core::check_same_or_apart(rows, job.out, "out", job.in, "in");
+  const core::Extent written[] = {{job.out, "out"}, {options.stats, "stats"}};
+  for (const core::Extent& w : written) {
+    core::check_apart(w, {job.mask, "mask"});
+    core::check_apart(w, {options.lengths, "lengths"});
+  }
+  core::check_apart(written[1], {job.in, "in"});
+  core::check_apart(written[1], written[0]);
   const int threads = core::resolve_threads(options.threads);
 
   const bool direct_in = is_direct(job.in, rows.keys()) && job.mask.data == nullptr;
@@ -169,11 +164,9 @@ void states(ConstView in, std::span<RowState> out, const StatesOptions& options)
                       .states = out};
   rows.check_lengths(options.lengths);
   rows.check_per_row(out.size(), "out");
-  const auto written = core::plain_bytes(out.data(), out.size_bytes());
-  core::check_apart(rows, written, "out", job.in, "in");
-  core::check_apart(rows, written, "out", job.mask, "mask");
-  core::check_apart(rows, written, "out",
-                    core::plain_bytes(options.lengths.data(), options.lengths.size_bytes()), "lengths");
+  core::check_apart({out, "out"}, {job.in, "in"});
+  core::check_apart({out, "out"}, {job.mask, "mask"});
+  core::check_apart({out, "out"}, {options.lengths, "lengths"});
   const int threads = core::resolve_threads(options.threads);
   const bool buffered = !kernels::is_direct(job.in, rows.keys()) || job.mask.data != nullptr;
   kernels::run_rows(job, WHET_DISPATCH(kernels::StateRows), threads, buffered);

@@ -129,11 +129,10 @@ HWY_NOINLINE void SweepB(const BackwardRow<T>& row, const BackwardLine& line) {
     Map(
         d, direct ? reinterpret_cast<T*>(target) : results, size,
         [&](V x, V gradient) HWY_ATTR {
-          const V g = hn::IfThenZeroElse(hn::Eq(x, hidden), gradient);
           const V z = hn::Sub(x, top);
           const V y = exponential.limit(d, z);
           const V w = hn::Mul(exponential(d, y), peak);
-          V factor = hn::MulAdd(g_factor, g, constant);
+          V factor = hn::MulAdd(g_factor, gradient, constant);
           if constexpr (kY) factor = hn::MulAdd(y_factor, hn::Sub(y, mean), factor);
           V dx = hn::Mul(w, factor);
           if constexpr (kP) {
@@ -141,7 +140,8 @@ HWY_NOINLINE void SweepB(const BackwardRow<T>& row, const BackwardLine& line) {
             const V p = hn::Mul(plain(d, limited), plain_peak);
             dx = hn::MulAdd(hn::Mul(p, p_factor), hn::Sub(limited, z_mean), dx);
           }
-          return hn::Sub(dx, hn::IfThenElseZero(hn::Eq(x, top), peak_share));
+          dx = hn::Sub(dx, hn::IfThenElseZero(hn::Eq(x, top), peak_share));
+          return hn::IfThenZeroElse(hn::Eq(x, hidden), dx);  // whatever the others' gradients are
         },
         row.x + i, GradientRun(row, i, size, gradients));
     if (!direct) StoreRow(results, out.dtype, out.key_stride, size, target);

@@ -42,9 +42,7 @@ HWY_INLINE void BackwardRowsOf(const RowJob& job, std::int64_t begin, std::int64
   for (std::int64_t row = begin; row < end; ++row, cursor.next()) {
     const std::int64_t n = job.length(row);
     std::byte* din = job.out.data + cursor.offset(2) * bytes;
-    const auto* mask = job.mask.data == nullptr
-                           ? nullptr
-                           : reinterpret_cast<const std::uint8_t*>(job.mask.data) + cursor.offset(3);
+    const std::uint8_t* mask = job.mask_at(cursor.offset(3));
     double offset = 0;
     const T* x = VisibleRow(job, job.in.data + cursor.offset(0) * bytes, mask, n, buffer, buffer, offset);
     RowStats stats;
@@ -105,13 +103,11 @@ void softmax_backward(ConstView in, ConstView dout, View din, const SoftmaxBackw
                       .through_rule = options.beta_gradient == BetaGradient::through_rule};
   rows.check_lengths(options.lengths);
   if (!options.stats.empty()) rows.check_per_row(options.stats.size(), "stats");
-  core::check_apart(rows, job.out, "din", job.in, "in");
-  core::check_apart(rows, job.out, "din", job.dout, "dout");
-  core::check_apart(rows, job.out, "din", job.mask, "mask");
-  core::check_apart(rows, job.out, "din",
-                    core::plain_bytes(options.lengths.data(), options.lengths.size_bytes()), "lengths");
-  core::check_apart(rows, job.out, "din", core::plain_bytes(options.stats.data(), options.stats.size_bytes()),
-                    "stats");
+  core::check_same_or_apart(rows, job.out, "din", job.in, "in");
+  core::check_same_or_apart(rows, job.out, "din", job.dout, "dout");
+  core::check_apart({job.out, "din"}, {job.mask, "mask"});
+  core::check_apart({job.out, "din"}, {options.lengths, "lengths"});
+  core::check_apart({job.out, "din"}, {options.stats, "stats"});
   const int threads = core::resolve_threads(options.threads);
   const bool buffered = !kernels::is_direct(job.in, rows.keys()) || job.mask.data != nullptr;
   kernels::run_rows(job, WHET_DISPATCH(kernels::BackwardRows), threads, buffered);

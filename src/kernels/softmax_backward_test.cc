@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <vector>
@@ -331,6 +332,19 @@ TEST(SoftmaxGradient, Of16BitsIsTheRoundedResultOfF32) {
       for (std::size_t i = 0; i < 50; ++i) {
         EXPECT_EQ(dx[i].bits, to_storage(dx32[i], bf16{}).bits) << i << ", rule " << rule.rule.name();
       }
+    }
+  });
+}
+
+TEST(SoftmaxBackwardEdge, HiddenKeysGetZeroWhateverTheOthersGet) {
+  for_each_target([] {
+    const float inf = std::numeric_limits<float>::infinity();
+    const float x[4] = {1, 2, -inf, 3};
+    for (const float g : {inf, 3e38F, std::numeric_limits<float>::quiet_NaN()}) {
+      const float dout[4] = {g, -g, g, g};
+      float din[4];
+      softmax_backward({x, {4}}, {dout, {4}}, {din, {4}}, {.rule = Rule::fixed(10)});
+      EXPECT_EQ(din[2], 0) << g;
     }
   });
 }

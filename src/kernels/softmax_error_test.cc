@@ -320,5 +320,21 @@ TEST(SoftmaxErrors, UnknownTarget) {
   EXPECT_NO_THROW(force_target(""));
 }
 
+TEST(SoftmaxErrors, StatsAndStatesMayNotOverlapWhatIsRead) {
+  std::vector<float> x(80), w(80);
+  std::vector<std::int64_t> lengths(400, 2);
+  const Dims sizes = {40, 2};
+  const auto stats = std::span(reinterpret_cast<RowStats*>(lengths.data()), 40);
+  EXPECT_THROW(softmax({x.data(), sizes}, {w.data(), sizes},
+                       {.lengths = std::span(lengths).first(40), .stats = stats}),
+               Error);
+  const auto states_of = std::span(reinterpret_cast<RowState*>(lengths.data()), 40);
+  EXPECT_THROW(states({x.data(), sizes}, states_of, {.lengths = std::span(lengths).first(40)}), Error);
+  std::vector<RowStats> big(40);
+  EXPECT_THROW(softmax({x.data(), sizes}, {reinterpret_cast<float*>(big.data()), sizes}, {.stats = big}),
+               Error);
+  for (const std::int64_t length : lengths) EXPECT_EQ(length, 2);
+}
+
 }  // namespace
 }  // namespace whet

@@ -296,5 +296,19 @@ TEST(SoftmaxMask, LengthsGoByRowsInRowMajorOrder) {
   }
 }
 
+TEST(SoftmaxBits, DoNotDependOnStats) {
+  for_each_target([] {
+    Random random(12);
+    for (const RuleCase& rule : rule_cases()) {
+      const std::vector<float> x = make_row<float>(RowKind::gaussian, 1000, random);
+      std::vector<float> with(1000), without(1000);
+      RowStats stats[1];
+      softmax({x.data(), {1000}}, {without.data(), {1000}}, {.rule = rule.rule});
+      softmax({x.data(), {1000}}, {with.data(), {1000}}, {.rule = rule.rule, .stats = stats});
+      EXPECT_EQ(with, without) << rule.rule.name();
+    }
+  });
+}
+
 }  // namespace
 }  // namespace whet

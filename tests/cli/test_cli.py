@@ -673,7 +673,7 @@ def test_out_of_memory(here):
     assert names(here) == ["in.npy"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE])
 def test_signal_leaves_no_temporary_file(here, number):
     """--stats waits as a temporary file while OUT, a pipe, takes no more."""
     np.save("in.npy", logits(1000, 100))

@@ -50,9 +50,29 @@ static void test_edge_cases(void) {
   options.lengths = lengths;
   CHECK(whet_softmax(&in, &out, &options) == WHET_OK);
   CHECK(w[0][0] == 0 && w[0][1] == 0);
+  x[0][0] = INFINITY;
+  options.lengths = NULL;
+  CHECK(whet_softmax(&in, &out, &options) == WHET_OK);
+  CHECK(isnan(w[0][0]) && isnan(w[0][4]) && w[1][2] == 1);
   x[0][0] = 3e38f, x[0][1] = -3e38f, x[0][2] = 3e38f, x[0][3] = -3e38f, x[0][4] = 0;
   CHECK(whet_softmax(&in, &out, NULL) == WHET_OK);
   CHECK(w[0][0] == 0.5f && w[0][1] == 0 && w[0][4] == 0);
+}
+
+static void test_sizes_and_strides(void) {
+  float x[kKeys] = {1, 2, 3, 4, 5}, w[kKeys], reversed[kKeys];
+  const int64_t five[1] = {kKeys}, none[2] = {3, 0}, backwards[1] = {-1};
+  const whet_view in = {x, WHET_F32, 1, five, NULL}, out = {w, WHET_F32, 1, five, NULL};
+  const whet_view from_the_end = {x + 4, WHET_F32, 1, five, backwards};
+  const whet_view out_reversed = {reversed, WHET_F32, 1, five, NULL}, empty = {NULL, WHET_F32, 2, none, NULL};
+  double stats[3][WHET_STATS_FIELDS];
+  whet_options options = WHET_OPTIONS_DEFAULT;
+  CHECK(whet_softmax(&in, &out, NULL) == WHET_OK);
+  CHECK(whet_softmax(&from_the_end, &out_reversed, NULL) == WHET_OK);
+  for (int i = 0; i < kKeys; ++i) CHECK(fabs(w[i] - reversed[kKeys - 1 - i]) < 1e-7);
+  options.stats = stats[0];
+  CHECK(whet_softmax(&empty, &empty, &options) == WHET_OK);
+  CHECK(stats[2][0] == 0 && stats[2][7] == 1);
 }
 
 static void test_mask(void) {
@@ -122,6 +142,13 @@ static void test_errors(void) {
   CHECK(whet_softmax(&in, &out, NULL) == WHET_INVALID_ARGUMENT);
   CHECK(strstr(whet_last_error(), "overlaps") != NULL);
   out = view(canary[0]);
+  {
+    int64_t shared[kRows * WHET_STATS_FIELDS] = {0};
+    options.lengths = shared, options.stats = (double*)shared;
+    CHECK(whet_softmax(&in, &out, &options) == WHET_INVALID_ARGUMENT);
+    CHECK(strstr(whet_last_error(), "stats: overlaps lengths") != NULL);
+    options.lengths = NULL, options.stats = NULL;
+  }
   options.rule.kind = 99;
   CHECK(whet_softmax(&in, &out, &options) == WHET_INVALID_ARGUMENT);
   options.struct_size = 3;
@@ -153,6 +180,7 @@ static void test_runtime(void) {
 int main(void) {
   test_softmax_and_stats();
   test_edge_cases();
+  test_sizes_and_strides();
   test_mask();
   test_backward_and_sharpen();
   test_states();

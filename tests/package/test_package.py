@@ -34,8 +34,7 @@ def test_find_package(prefix, tmp_path):
 def test_pkg_config(prefix, tmp_path):
     pc = next(prefix.rglob("whet.pc"))
     env = {**os.environ, "PKG_CONFIG_PATH": str(pc.parent)}
-    # cmake --install --prefix moves the tree; pkg-config follows the file's own place.
-    flags = run("pkg-config", "--define-prefix", "--cflags", "--libs", "whet", env=env).split()
+    flags = run("pkg-config", "--cflags", "--libs", "whet", env=env).split()
     run("g++", "-std=c++20", HERE / "main.cc", "-o", tmp_path / "main", *flags, f"-Wl,-rpath,{pc.parents[1]}")
     assert run(tmp_path / "main") == "0.25 0.1.0\n"
 
