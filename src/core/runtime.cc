@@ -50,7 +50,8 @@ int initial_threads() {
 std::vector<int64_t> target_bits() {
   std::vector<int64_t> bits;
   const int64_t usable = hwy::SupportedTargets() & HWY_TARGETS;
-  for (int64_t bit = 1; bit > 0; bit = bit < (int64_t{1} << 61) ? bit << 1 : 0) {
+  for (int shift = 0; shift < 63; ++shift) {
+    const int64_t bit = int64_t{1} << shift;
     if (usable & bit) bits.push_back(bit);
   }
   return bits;
