@@ -678,7 +678,9 @@ def test_signal_leaves_no_temporary_file(here, number):
     """--stats waits as a temporary file while OUT, a pipe, takes no more."""
     np.save("in.npy", logits(1000, 100))
     os.mkfifo("pipe")
-    process = subprocess.Popen([WHET, "softmax", "in.npy", "pipe", "--stats", "stats.npy"])
+    # A program started in the background may inherit SIGINT ignored, and whet would leave it so.
+    process = subprocess.Popen([WHET, "softmax", "in.npy", "pipe", "--stats", "stats.npy"],
+                               preexec_fn=lambda: signal.signal(number, signal.SIG_DFL))
     reader = os.open("pipe", os.O_RDONLY)
     assert os.read(reader, 6) == b"\x93NUMPY"
     assert [name for name in names(here) if name.endswith(".tmp")]
