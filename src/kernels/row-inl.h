@@ -3,8 +3,8 @@
 // A row is read in this order: scan (maximum), sweep (exponentials and their moments), scale. One core
 // is bound by the exponentials, not by memory, so the number of sweeps matters less than the number
 // of exponentials: none costs one a key, a rule of the entropy two. Measuring every exponential
-// from the row's own maximum needs no rescaling afterwards; the extra read of the scan costs about a
-// tenth of a sweep.
+// from the row's own maximum needs no rescaling afterwards; the extra read of the scan is
+// light beside a sweep.
 //
 // Sums stay in T for kRun vectors and continue in float64: beside a term of 1, a float sum drops up to
 // 2^-25 with every addition, so a run of 16 loses less than 5e-7. Keys that aren't visible are -inf and

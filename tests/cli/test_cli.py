@@ -1,6 +1,7 @@
 """The whet command from outside: every command and flag, files from and for NumPy, edge cases, faults.
 
-WHET_BUILD names the build whose bin/whet is tested.
+WHET_BUILD names the build whose bin/whet is tested. One file: all of it shares the runner and the makers of
+hostile files at its head, and each test is a few lines.
 """
 
 import json
