@@ -26,7 +26,8 @@ ROW_STATE = np.dtype(
     }
 )
 
-_DTYPES = {"float32": 0, "float64": 1, "float16": 3, "bool": 4}
+_DTYPES = {"float32": 0, "float64": 1, "bfloat16": 2, "float16": 3, "bool": 4}  # bf16: ml_dtypes
+SKIP_EPSILON = 2.0**-24  # whet's default
 
 
 class WhetError(Exception):
@@ -61,6 +62,47 @@ class _Options(ctypes.Structure):
     ]
 
 
+class _AttentionOptions(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("rule", _Rule),
+        ("head_rules", POINTER(_Rule)),
+        ("scale", c_double),
+        ("softcap", c_double),
+        ("skip_epsilon", c_double),
+        ("query_scale", POINTER(_View)),
+        ("bias", POINTER(_View)),
+        ("mask", POINTER(_View)),
+        ("sinks", POINTER(_View)),
+        ("causal", c_int32),
+        ("align_end", c_int32),
+        ("window_left", c_int64),
+        ("window_right", c_int64),
+        ("lengths", POINTER(c_int64)),
+        ("lengths_count", c_size_t),
+        ("query_starts", POINTER(c_int64)),
+        ("key_starts", POINTER(c_int64)),
+        ("starts_count", c_size_t),
+        ("stats", c_void_p),
+        ("weight_rows", POINTER(c_int64)),
+        ("weight_rows_count", c_size_t),
+        ("weights", POINTER(_View)),
+        ("top_k", c_int64),
+        ("top_keys", c_void_p),
+        ("top_weights", c_void_p),
+        ("column_sums", c_void_p),
+        ("tile_counts", c_void_p),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
+        ("threads", c_int32),
+        ("hold_beta", c_int32),
+    ]
+
+
+class _AttentionGradients(ctypes.Structure):
+    _fields_ = [(name, POINTER(_View)) for name in ("dq", "dk", "dv", "dbias", "dsinks")]
+
+
 def _view(array: np.ndarray) -> _View:
     if array.dtype.name not in _DTYPES:
         raise WhetError(f"dtype is {array.dtype}; it may be one of {', '.join(_DTYPES)}")
@@ -81,6 +123,10 @@ def _address(array: np.ndarray, dtype: DTypeLike, name: str) -> int:
     return array.ctypes.data
 
 
+def _gradients(arrays: dict[str, np.ndarray]) -> _AttentionGradients:
+    return _AttentionGradients(**{n: ctypes.pointer(_view(a)) for n, a in arrays.items()})
+
+
 class Call:
     """A C call with its arguments built once, so that a repeated call costs a microsecond or so."""
 
@@ -96,9 +142,11 @@ class Call:
 
 
 class Whet:
-    """libwhet. softmax, sharpen, backward and states return a Call; it runs when it is called.
+    """libwhet. Its kernels return a Call; it runs when it is called.
 
-    Their keyword options: rule (a name), axis, threads, hold_beta, mask, lengths, stats.
+    Keyword options of softmax, sharpen, backward and states: rule (a name), axis, threads,
+    hold_beta, mask, lengths, stats; of attention and attention_backward: rule, causal,
+    skip_epsilon, threads, hold_beta, stats, tile_counts.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -145,6 +193,54 @@ class Whet:
         arguments = (byref(_view(x)), c_void_p(_address(out, ROW_STATE, "out")), byref(settings))
         return Call(self, self._c.whet_states, arguments, (x, out, options))
 
+    def attention(
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, **options: Any
+    ) -> Call:
+        arrays = (q, k, v, out)
+        settings = self._attention_options(**options)
+        arguments = (*(byref(_view(array)) for array in arrays), byref(settings))
+        return Call(self, self._c.whet_attention, arguments, (arrays, options))
+
+    def attention_workspace(
+        self, q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any
+    ) -> int:
+        """Bytes that one such call allocates."""
+        settings, size = self._attention_options(**options), c_size_t()
+        views = (byref(_view(array)) for array in (q, k, v))
+        self._check(self._c.whet_attention_workspace(*views, byref(settings), byref(size)))
+        return size.value
+
+    def attention_backward(
+        self,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        dout: np.ndarray,
+        gradients: dict[str, np.ndarray],
+        **options: Any,
+    ) -> Call:
+        """`gradients`: what is wanted by name (dq, dk, dv), and where it goes."""
+        arrays = (q, k, v, dout)
+        settings = self._attention_options(**options)
+        views = (byref(_view(array)) for array in arrays)
+        arguments = (*views, byref(_gradients(gradients)), byref(settings))
+        keep = (arrays, gradients, options)
+        return Call(self, self._c.whet_attention_backward, arguments, keep)
+
+    def attention_backward_workspace(
+        self,
+        q: np.ndarray,
+        k: np.ndarray,
+        v: np.ndarray,
+        gradients: dict[str, np.ndarray],
+        **options: Any,
+    ) -> int:
+        settings, size = self._attention_options(**options), c_size_t()
+        views = (byref(_view(array)) for array in (q, k, v))
+        arguments = (*views, byref(_gradients(gradients)), byref(settings), byref(size))
+        self._check(self._c.whet_attention_backward_workspace(*arguments))
+        return size.value
+
     def _call(self, function: Callable[..., int], arrays: tuple, options: dict) -> Call:
         views = (byref(_view(array)) for array in arrays)
         settings = byref(self._options(**options))
@@ -170,6 +266,32 @@ class Whet:
         if stats is not None:
             address = _address(stats, np.float64, "stats")
             options.stats = ctypes.cast(address, POINTER(c_double))
+        return options
+
+    def _attention_options(
+        self,
+        rule: str = "none",
+        causal: bool = False,
+        skip_epsilon: float = SKIP_EPSILON,
+        threads: int = 0,
+        hold_beta: bool = False,
+        stats: np.ndarray | None = None,
+        tile_counts: np.ndarray | None = None,
+    ) -> _AttentionOptions:
+        options = _AttentionOptions(
+            struct_size=ctypes.sizeof(_AttentionOptions),
+            skip_epsilon=skip_epsilon,
+            causal=causal,
+            window_left=-1,
+            window_right=-1,
+            threads=threads,
+            hold_beta=hold_beta,
+        )
+        self._check(self._c.whet_rule_parse(rule.encode(), byref(options.rule)))
+        if stats is not None:
+            options.stats = _address(stats, np.float64, "stats")
+        if tile_counts is not None:
+            options.tile_counts = _address(tile_counts, np.int64, "tile_counts")
         return options
 
     def _check(self, status: int) -> None:

@@ -1,14 +1,20 @@
-// No allocation a row, and never more than one row of scratch a thread.
+// No allocation a row, and never more than one row of scratch a thread; for attention one allocation, or the
+// caller's workspace.
 #include <gtest/gtest.h>
+#include <whet/attention.h>
 #include <whet/c_api.h>
 #include <whet/softmax.h>
 
+#include <array>
 #include <atomic>
 #include <cctype>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <new>
+#include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -93,6 +99,92 @@ TEST_P(Memory, OneRowAThreadInTheWorstCase) {
       }
     }
   }
+}
+
+// Attention of 4 heads over 2 key heads, asked for everything, on memory that lies ready.
+template <typename T>
+class AttentionMemory {
+ public:
+  AttentionMemory(std::int64_t queries, std::int64_t keys, const Rule& rule, int threads)
+      : rows_{4 * queries},
+        q_(static_cast<std::size_t>(rows_ * 8)),
+        k_(static_cast<std::size_t>(2 * keys * 8)),
+        out_(q_.size()),
+        weights_(static_cast<std::size_t>(keys)),
+        stats_(static_cast<std::size_t>(rows_)),
+        top_keys_(static_cast<std::size_t>(3 * rows_)),
+        top_weights_(top_keys_.size()),
+        column_sums_(static_cast<std::size_t>(4 * keys)),
+        q(q_.data(), {1, 4, queries, 8}),
+        k(k_.data(), {1, 2, keys, 8}),
+        out(out_.data(), {1, 4, queries, 8}) {
+    options.rule = rule;
+    options.causal = true;
+    options.align = Align::end;
+    options.stats = stats_;
+    options.weight_rows = wanted_;
+    options.weights = View(weights_.data(), {1, keys});
+    options.top_k = 3;
+    options.top_keys = top_keys_;
+    options.top_weights = top_weights_;
+    options.column_sums = column_sums_;
+    options.tile_counts = &counts_;
+    options.threads = threads;
+  }
+  AttentionMemory(const AttentionMemory&) = delete;
+
+ private:
+  std::int64_t rows_;
+  std::vector<T> q_, k_, out_, weights_;
+  std::vector<RowStats> stats_;
+  std::array<RowIndex, 1> wanted_ = {RowIndex{0, 3, 0}};
+  std::vector<std::int64_t> top_keys_;
+  std::vector<float> top_weights_;
+  std::vector<double> column_sums_;
+  TileCounts counts_;
+
+ public:
+  ConstView q, k;
+  View out;
+  AttentionOptions options;
+};
+
+template <typename T>
+void check_attention_memory(const Rule& rule) {
+  // Many queries, and one over many keys.
+  for (const auto& [queries, keys] : {std::pair<std::int64_t, std::int64_t>{100, 300}, {1, kKeys}}) {
+    for (const int threads : {1, 2}) {
+      AttentionMemory<T> given(queries, keys, rule, threads);
+      const auto call = [&] { attention(given.q, given.k, given.k, given.out, given.options); };
+      const std::size_t size = attention_workspace(given.q, given.k, given.k, given.options);
+      const Cost own = cost_of(call);
+      EXPECT_EQ(own.allocations, 1U) << queries << " queries, " << threads << " threads";
+      EXPECT_LE(own.bytes, size) << queries << " queries";
+      std::vector<std::byte> workspace(size);
+      given.options.workspace = workspace;
+      EXPECT_EQ(cost_of(call).allocations, 0U) << queries << " queries, " << threads << " threads";
+    }
+  }
+}
+
+TEST_P(Memory, AttentionAllocatesOnceAndNotAtAllInAWorkspace) {
+  const Rule rule = Rule::parse(GetParam());
+  check_attention_memory<float>(rule);
+  check_attention_memory<double>(rule);
+  check_attention_memory<bf16>(rule);
+}
+
+TEST(OutOfMemory, LeavesTheOutputsOfAttentionAlone) {
+  const float q[6] = {};
+  float out[6] = {7, 7, 7, 7, 7, 7};
+  RowStats stats[3] = {};
+  const ConstView view(q, {1, 1, 3, 2});
+  grants = 0;
+  EXPECT_THROW(attention(view, view, view, {out, {1, 1, 3, 2}}, {.stats = stats, .threads = 1}),
+               std::bad_alloc);
+  grants = -1;
+  for (float value : out) EXPECT_EQ(value, 7);
+  for (const RowStats& row : stats) EXPECT_EQ(row.count, 0);
 }
 
 TEST(OutOfMemory, ThrowsBadAllocAndWritesNothing) {

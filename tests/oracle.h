@@ -22,19 +22,25 @@
 
 namespace whet::oracle {
 
-// A key is visible if its flag says so and its logit isn't -inf.
-struct Row {
-  std::vector<double> x;
+// A key is visible if its flag says so and its logit isn't -inf. `sink_last`: the last entry is a sink, a
+// logit without a key that counts everywhere but in count and min. Logits are double, except those that
+// attention computes for checking f64 kernels.
+template <typename X>
+struct BasicRow {
+  std::vector<X> x;
   std::vector<bool> flags;
+  bool sink_last = false;
 
-  Row() = default;
-  explicit Row(std::vector<double> logits) : x(std::move(logits)), flags(x.size(), true) {}
-  Row(std::vector<double> logits, std::vector<bool> visible_flags)
+  BasicRow() = default;
+  explicit BasicRow(std::vector<X> logits) : x(std::move(logits)), flags(x.size(), true) {}
+  BasicRow(std::vector<X> logits, std::vector<bool> visible_flags)
       : x(std::move(logits)), flags(std::move(visible_flags)) {}
 
   std::size_t size() const { return x.size(); }
-  bool visible(std::size_t i) const { return flags[i] && x[i] != -std::numeric_limits<double>::infinity(); }
+  bool visible(std::size_t i) const { return flags[i] && x[i] != -std::numeric_limits<X>::infinity(); }
+  bool is_key(std::size_t i) const { return !(sink_last && i + 1 == x.size()); }
 };
+using Row = BasicRow<double>;
 
 struct Rule {
   whet::Rule::Kind kind = whet::Rule::Kind::none;
@@ -83,17 +89,18 @@ struct State {
   Real u = 0;
 };
 
-template <typename Real>
-State<Real> state(const Row& row, Real beta = 1) {
+template <typename Real, typename X>
+State<Real> state(const BasicRow<X>& row, Real beta = 1) {
   State<Real> s;
   bool broken = false;
   for (std::size_t i = 0; i < row.size(); ++i) {
     if (!row.visible(i)) continue;
     const Real x = row.x[i];
     broken = broken || std::isnan(x) || x == std::numeric_limits<Real>::infinity();
+    s.max = std::max(s.max, x);
+    if (!row.is_key(i)) continue;
     ++s.count;
     s.min = std::min(s.min, x);
-    s.max = std::max(s.max, x);
   }
   if (broken) {
     s.min = s.max = s.z = s.t = s.u = std::numeric_limits<Real>::quiet_NaN();
@@ -119,27 +126,27 @@ bool is_broken(const State<Real>& s) {
   return std::isnan(s.z);
 }
 
-template <typename Real>
-Real entropy(const Row& row, Real beta = 1) {
+template <typename Real, typename X>
+Real entropy(const BasicRow<X>& row, Real beta = 1) {
   const State<Real> s = state(row, beta);
   return s.count == 0 ? Real{0} : std::log(s.z) - beta * s.t / s.z;
 }
 
-template <typename Real>
-Real peak(const Row& row, Real beta = 1) {
+template <typename Real, typename X>
+Real peak(const BasicRow<X>& row, Real beta = 1) {
   const State<Real> s = state(row, beta);
   return s.count == 0 ? Real{0} : 1 / s.z;
 }
 
-template <typename Real>
-Real log_sum_exp(const Row& row) {
+template <typename Real, typename X>
+Real log_sum_exp(const BasicRow<X>& row) {
   const State<Real> s = state<Real>(row);
   return s.count == 0 ? -std::numeric_limits<Real>::infinity() : s.max + std::log(s.z);
 }
 
 // Weights at beta; 0 for keys that aren't visible, NaN everywhere if a visible logit is NaN or +inf.
-template <typename Real>
-std::vector<Real> weights(const Row& row, Real beta) {
+template <typename Real, typename X>
+std::vector<Real> weights(const BasicRow<X>& row, Real beta) {
   std::vector<Real> w(row.size(), Real{0});
   const State<Real> s = state(row, beta);
   for (std::size_t i = 0; i < row.size(); ++i) {
@@ -156,33 +163,35 @@ struct Moments {
   Real variance = 0;
 };
 
-template <typename Real>
-Moments<Real> moments(const Row& row, Real beta = 1) {
+template <typename Real, typename X>
+Moments<Real> moments(const BasicRow<X>& row, Real beta = 1) {
   const State<Real> s = state(row, beta);
   if (s.count == 0) return {};
   Moments<Real> m;
   m.mean = s.t / s.z;
-  const std::vector<Real> w = weights(row, beta);
   Sum<Real> variance;
   for (std::size_t i = 0; i < row.size(); ++i) {
     if (!row.visible(i)) continue;
-    const Real off = Real{row.x[i]} - s.max - m.mean;
-    variance.add(times(w[i], off * off));
+    const Real y = Real{row.x[i]} - s.max;
+    variance.add(times(std::exp(beta * y) / s.z, (y - m.mean) * (y - m.mean)));
   }
   m.variance = variance.value();
   return m;
 }
 
-// Number of visible keys that share the maximum, and the distance to the next distinct value below.
+// Number of visible entries that share the maximum, and the distance to the next distinct value below.
 template <typename Real>
 struct Top {
   std::int64_t ties = 0;
   Real gap = std::numeric_limits<Real>::infinity();
 };
 
-template <typename Real>
-Top<Real> top(const Row& row) {
-  const Real max = state<Real>(row).max;
+template <typename Real, typename X>
+Top<Real> top(const BasicRow<X>& row) {
+  Real max = -std::numeric_limits<Real>::infinity();
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    if (row.visible(i)) max = std::max(max, Real{row.x[i]});
+  }
   Top<Real> found;
   for (std::size_t i = 0; i < row.size(); ++i) {
     if (!row.visible(i)) continue;
@@ -199,7 +208,7 @@ template <typename Real>
 Real polynomial(const std::vector<double>& coefficients, Real h) {
   Real sum = 0;
   for (std::size_t k = 0; k < coefficients.size(); ++k) {
-    sum += Real{coefficients[k]} * std::pow(h, static_cast<Real>(coefficients.size() - 1 - k));
+    sum += static_cast<Real>(coefficients[k]) * std::pow(h, static_cast<Real>(coefficients.size() - 1 - k));
   }
   return sum;
 }
@@ -209,7 +218,7 @@ Real polynomial_slope(const std::vector<double>& coefficients, Real h) {
   Real sum = 0;
   for (std::size_t k = 0; k + 1 < coefficients.size(); ++k) {
     const Real power = static_cast<Real>(coefficients.size() - 1 - k);
-    sum += Real{coefficients[k]} * power * std::pow(h, power - 1);
+    sum += static_cast<Real>(coefficients[k]) * power * std::pow(h, power - 1);
   }
   return sum;
 }
@@ -217,12 +226,12 @@ Real polynomial_slope(const std::vector<double>& coefficients, Real h) {
 // What a target rule meets on a row.
 enum class Target { already_met, solvable, unreachable };
 
-template <typename Real>
-Target target_of(const Row& row, const Rule& rule) {
-  const State<Real> s = state<Real>(row);
-  const Real ties = static_cast<Real>(top<Real>(row).ties);
+template <typename Real, typename X>
+Target target_of(const BasicRow<X>& row, const Rule& rule) {
+  const Top<Real> at_top = top<Real>(row);
+  const Real ties = static_cast<Real>(at_top.ties);
   const Real target = rule.parameter;
-  if (s.min == s.max) return Target::already_met;
+  if (std::isinf(at_top.gap)) return Target::already_met;  // all equal
   if (rule.kind == whet::Rule::Kind::target_entropy) {
     if (entropy<Real>(row) <= target) return Target::already_met;
     return target <= std::log(ties) ? Target::unreachable : Target::solvable;
@@ -231,23 +240,24 @@ Target target_of(const Row& row, const Rule& rule) {
   return target >= 1 / ties ? Target::unreachable : Target::solvable;
 }
 
-// So large that only keys that share the maximum keep weight in f32.
-template <typename Real>
-Real hard_beta(const Row& row) {
-  const Real count = static_cast<Real>(state<Real>(row).count);
-  const Real hard = (std::log(count) + 24 * std::log(Real{2})) / top<Real>(row).gap;
+// So large that only entries that share the maximum keep weight in f32.
+template <typename Real, typename X>
+Real hard_beta(const BasicRow<X>& row) {
+  Real entries = 0;
+  for (std::size_t i = 0; i < row.size(); ++i) entries += row.visible(i) ? Real{1} : Real{0};
+  const Real hard = (std::log(entries) + 24 * std::log(Real{2})) / top<Real>(row).gap;
   return std::clamp(hard, Real{1}, std::ldexp(Real{1}, 60));
 }
 
 // Distance from the target at beta, positive while beta is too small.
-template <typename Real>
-Real shortfall(const Row& row, const Rule& rule, Real beta) {
+template <typename Real, typename X>
+Real shortfall(const BasicRow<X>& row, const Rule& rule, Real beta) {
   if (rule.kind == whet::Rule::Kind::target_entropy) return entropy(row, beta) - Real{rule.parameter};
   return Real{rule.parameter} - peak(row, beta);
 }
 
-template <typename Real>
-Real solve(const Row& row, const Rule& rule) {
+template <typename Real, typename X>
+Real solve(const BasicRow<X>& row, const Rule& rule) {
   const Real limit = std::ldexp(Real{1}, 60);
   Real low = 1;
   Real high = 2;
@@ -263,8 +273,8 @@ Real solve(const Row& row, const Rule& rule) {
   return low + (high - low) / 2;
 }
 
-template <typename Real>
-Real beta(const Row& row, const Rule& rule) {
+template <typename Real, typename X>
+Real beta(const BasicRow<X>& row, const Rule& rule) {
   using Kind = whet::Rule::Kind;
   const State<Real> s = state<Real>(row);
   if (is_broken(s)) return std::numeric_limits<Real>::quiet_NaN();
@@ -303,20 +313,34 @@ Real beta(const Row& row, const Rule& rule) {
   return std::clamp(b, std::ldexp(Real{1}, -60), std::ldexp(Real{1}, 60));
 }
 
-// d beta / dx_i, on the constant side of kinks 0.
-template <typename Real>
-std::vector<Real> beta_gradient(const Row& row, const Rule& rule, Real beta) {
+inline bool of_entropy(const Rule& rule) {
+  return rule.kind == whet::Rule::Kind::paper || rule.kind == whet::Rule::Kind::polynomial;
+}
+
+inline bool solves(const Rule& rule) {
+  return rule.kind == whet::Rule::Kind::target_entropy || rule.kind == whet::Rule::Kind::target_peak;
+}
+
+// Whether beta moves with the logits here. On the constant side of a kink it doesn't.
+template <typename Real, typename X>
+bool moves(const BasicRow<X>& row, const Rule& rule) {
+  if (state<Real>(row).count <= 1) return false;
+  if (solves(rule)) return target_of<Real>(row, rule) == Target::solvable;
+  if (!of_entropy(rule)) return false;
+  const Real h = entropy<Real>(row);
+  return h > Real{rule.gate} && h < Real{rule.hold} && polynomial(rule.coefficients, h) > 1;
+}
+
+// d beta / dx_i.
+template <typename Real, typename X>
+std::vector<Real> beta_gradient(const BasicRow<X>& row, const Rule& rule, Real beta) {
   using Kind = whet::Rule::Kind;
   std::vector<Real> d(row.size(), Real{0});
+  if (!moves<Real>(row, rule)) return d;
   const State<Real> s = state<Real>(row);
-  if (s.count <= 1) return d;
 
-  if (rule.kind == Kind::paper || rule.kind == Kind::polynomial) {
-    const Real h = entropy<Real>(row);
-    const bool constant =
-        h <= Real{rule.gate} || h >= Real{rule.hold} || polynomial(rule.coefficients, h) <= 1;
-    if (constant) return d;
-    const Real slope = polynomial_slope(rule.coefficients, h);
+  if (of_entropy(rule)) {
+    const Real slope = polynomial_slope(rule.coefficients, entropy<Real>(row));
     const std::vector<Real> p = weights(row, Real{1});
     for (std::size_t i = 0; i < row.size(); ++i) {
       if (row.visible(i)) d[i] = slope * -times(p[i], Real{row.x[i]} - s.max - s.t / s.z);
@@ -324,8 +348,6 @@ std::vector<Real> beta_gradient(const Row& row, const Rule& rule, Real beta) {
     return d;
   }
 
-  const bool solves = rule.kind == Kind::target_entropy || rule.kind == Kind::target_peak;
-  if (!solves || target_of<Real>(row, rule) != Target::solvable) return d;
   const std::vector<Real> w = weights(row, beta);
   const Moments<Real> m = moments(row, beta);
   const Real ties = static_cast<Real>(top<Real>(row).ties);
@@ -343,9 +365,9 @@ std::vector<Real> beta_gradient(const Row& row, const Rule& rule, Real beta) {
 }
 
 // dL/dx from g = dL/dw. `through_rule`: beta depends on x; else it counts as a constant.
-template <typename Real>
-std::vector<Real> gradient(const Row& row, const std::vector<double>& g, const Rule& rule, bool through_rule,
-                           Real beta) {
+template <typename Real, typename X>
+std::vector<Real> gradient(const BasicRow<X>& row, const std::vector<X>& g, const Rule& rule,
+                           bool through_rule, Real beta) {
   std::vector<Real> dx(row.size(), Real{0});
   const State<Real> state_at_1 = state<Real>(row);
   if (is_broken(state_at_1)) {

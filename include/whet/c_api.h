@@ -85,6 +85,71 @@ WHET_API whet_status whet_states(const whet_view* in, whet_row_state* out, const
 /* Neither may be NULL. */
 WHET_API whet_row_state whet_merge(const whet_row_state* a, const whet_row_state* b);
 
+/* Attention: fields, shapes and meaning as in <whet/attention.h>. Start from
+ * WHET_ATTENTION_OPTIONS_DEFAULT; NULL pointers mean "not given". */
+typedef struct whet_attention_options {
+  size_t struct_size; /* sizeof(whet_attention_options) */
+  whet_rule rule;
+  const whet_rule* head_rules; /* H of them */
+  double scale;                /* 0: 1 / sqrt(D) */
+  double softcap;              /* 0: none */
+  double skip_epsilon;         /* 0: never skip */
+  const whet_view* query_scale;
+  const whet_view* bias;
+  const whet_view* mask;
+  const whet_view* sinks;
+  int32_t causal;
+  int32_t align_end; /* 0: Align::start, 1: Align::end */
+  int64_t window_left;
+  int64_t window_right;
+  const int64_t* lengths; /* lengths_count = B or B * H * N of them */
+  size_t lengths_count;
+  const int64_t* query_starts; /* starts_count of them each */
+  const int64_t* key_starts;
+  size_t starts_count;
+  double* stats;              /* rows x WHET_STATS_FIELDS: written, read by whet_attention_backward */
+  const int64_t* weight_rows; /* weight_rows_count triples: batch, head, query */
+  size_t weight_rows_count;
+  const whet_view* weights;
+  int64_t top_k;
+  int64_t* top_keys;    /* rows x top_k */
+  float* top_weights;   /* rows x top_k */
+  double* column_sums;  /* B x H x M */
+  int64_t* tile_counts; /* two: tiles, skipped */
+  void* workspace;
+  size_t workspace_bytes;
+  int32_t threads;
+  int32_t hold_beta; /* whet_attention_backward: 1 = beta counts as a constant */
+} whet_attention_options;
+
+#define WHET_ATTENTION_OPTIONS_DEFAULT                                                                      \
+  {                                                                                                         \
+    sizeof(whet_attention_options), {0, 0, {0}}, NULL, 0, 0, 0x1p-24, NULL, NULL, NULL, NULL, 0, 0, -1, -1, \
+        NULL, 0, NULL, NULL, 0, NULL, NULL, 0, NULL, 0, NULL, NULL, NULL, NULL, NULL, 0, 0, 0               \
+  }
+
+WHET_API whet_status whet_attention(const whet_view* q, const whet_view* k, const whet_view* v,
+                                    const whet_view* out, const whet_attention_options* options);
+WHET_API whet_status whet_attention_workspace(const whet_view* q, const whet_view* k, const whet_view* v,
+                                              const whet_attention_options* options, size_t* bytes);
+
+/* Gradients that are wanted; NULL: not. */
+typedef struct whet_attention_gradients {
+  const whet_view* dq;
+  const whet_view* dk;
+  const whet_view* dv;
+  const whet_view* dbias;
+  const whet_view* dsinks;
+} whet_attention_gradients;
+
+WHET_API whet_status whet_attention_backward(const whet_view* q, const whet_view* k, const whet_view* v,
+                                             const whet_view* dout, const whet_attention_gradients* gradients,
+                                             const whet_attention_options* options);
+WHET_API whet_status whet_attention_backward_workspace(const whet_view* q, const whet_view* k,
+                                                       const whet_view* v,
+                                                       const whet_attention_gradients* gradients,
+                                                       const whet_attention_options* options, size_t* bytes);
+
 WHET_API int whet_threads(void); /* 0 after an error (a bad WHET_THREADS) */
 WHET_API whet_status whet_set_threads(int count);
 /* The target that calls run on now; valid until this thread asks again; NULL after an error (an

@@ -35,6 +35,16 @@ WHET_API double row_varentropy(const RowState& state);  // variance of ln p unde
 WHET_API double row_peak(const RowState& state);        // the largest weight
 WHET_API double row_spread(const RowState& state);      // max - min
 
+// Moments of a row at some beta: with y = x - max and e = exp(beta y), the sums of e, e y, e y^2, e y^3
+// and e y^4, as far as whoever fills them says. At beta = 1, z, t and u are those of the state.
+struct RowSums {
+  double z = 0;
+  double t = 0;
+  double u = 0;
+  double v = 0;
+  double w = 0;
+};
+
 // What a caller gets per row, in this order, all float64. The first seven at inverse temperature 1;
 // `beta` is what the rule chose, `sharp_entropy` and `sharp_peak` are entropy and largest weight
 // at that beta. A row without visible keys: 0, with max and log_sum_exp -inf and beta 1.

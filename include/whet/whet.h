@@ -2,10 +2,12 @@
 #ifndef WHET_WHET_H_
 #define WHET_WHET_H_
 
+#include <whet/attention.h>
 #include <whet/error.h>
 #include <whet/row.h>
 #include <whet/rule.h>
 #include <whet/runtime.h>
+#include <whet/shard.h>
 #include <whet/softmax.h>
 #include <whet/view.h>
 

@@ -9,7 +9,9 @@
 #include <new>
 #include <span>
 #include <string>
+#include <vector>
 
+#include "core/attention_job.h"
 #include "core/rows.h"
 
 namespace {
@@ -19,6 +21,8 @@ thread_local std::string last_error;
 static_assert(sizeof(whet::RowState) == sizeof(whet_row_state) &&
               offsetof(whet::RowState, u) == offsetof(whet_row_state, u));
 static_assert(sizeof(whet::RowStats) == WHET_STATS_FIELDS * sizeof(double));
+static_assert(sizeof(whet::RowIndex) == 3 * sizeof(int64_t));
+static_assert(sizeof(whet::TileCounts) == 2 * sizeof(int64_t));
 static_assert(std::size(whet_rule{}.values) == 4 + whet::Rule::kMaxCoefficients);
 
 whet_status failed(whet_status status, const char* text) noexcept {
@@ -64,16 +68,31 @@ whet::View view_of(const whet_view* v, const char* name) {
   return {v->data, static_cast<whet::DType>(v->dtype), list(v->sizes), list(v->strides)};
 }
 
+template <typename Options>
+void check_struct_size(const Options& given, const char* defaults) {
+  if (given.struct_size < sizeof(Options)) {
+    throw whet::Error("options: struct_size is " + std::to_string(given.struct_size) + ", must be " +
+                      std::to_string(sizeof(Options)) + " (start from " + defaults + ")");
+  }
+  if (given.struct_size > sizeof(Options)) {
+    throw whet::Error("options: made for a later version of whet than " WHET_VERSION);
+  }
+}
+
 whet_options options_of(const whet_options* given) {
   whet_options options = WHET_OPTIONS_DEFAULT;
   if (given == nullptr) return options;
-  if (given->struct_size < sizeof(whet_options)) {
-    throw whet::Error("options: struct_size is " + std::to_string(given->struct_size) + ", must be " +
-                      std::to_string(sizeof(whet_options)) + " (start from WHET_OPTIONS_DEFAULT)");
-  }
-  if (given->struct_size > sizeof(whet_options) || given->reserved != 0) {
+  check_struct_size(*given, "WHET_OPTIONS_DEFAULT");
+  if (given->reserved != 0) {
     throw whet::Error("options: made for a later version of whet than " WHET_VERSION);
   }
+  return *given;
+}
+
+whet_attention_options options_of(const whet_attention_options* given) {
+  whet_attention_options options = WHET_ATTENTION_OPTIONS_DEFAULT;
+  if (given == nullptr) return options;
+  check_struct_size(*given, "WHET_ATTENTION_OPTIONS_DEFAULT");
   return *given;
 }
 
@@ -117,23 +136,94 @@ std::size_t rows_of(const whet::ConstView& in, int axis) {
   return static_cast<std::size_t>(whet::core::Rows(in, axis).count());
 }
 
-whet::ConstView mask_of(const whet_options& o) {
-  return o.mask == nullptr ? whet::ConstView() : whet::ConstView(view_of(o.mask, "mask"));
+whet::View view_if_given(const whet_view* v, const char* name) {
+  return v == nullptr ? whet::View() : view_of(v, name);
 }
 
 template <typename T>
-std::span<T> per_row(T* data, std::size_t rows) {
-  return data == nullptr ? std::span<T>() : std::span<T>(data, rows);
+std::span<T> span_if_given(T* data, std::size_t size) {
+  return data == nullptr ? std::span<T>() : std::span<T>(data, size);
 }
 
 whet::SoftmaxOptions softmax_options(const whet::ConstView& in, const whet_options& o) {
   const std::size_t rows = rows_of(in, o.axis);
   return {.rule = from_c(o.rule),
           .axis = o.axis,
-          .mask = mask_of(o),
-          .lengths = per_row(o.lengths, rows),
-          .stats = per_row(reinterpret_cast<whet::RowStats*>(o.stats), rows),
+          .mask = view_if_given(o.mask, "mask"),
+          .lengths = span_if_given(o.lengths, rows),
+          .stats = span_if_given(reinterpret_cast<whet::RowStats*>(o.stats), rows),
           .threads = o.threads};
+}
+
+// The three views every attention function begins with, and its options in C++.
+struct AttentionCall {
+  whet::ConstView q, k, v;
+  std::vector<whet::Rule> head_rules;  // what options.head_rules points to
+  whet::AttentionOptions options;
+};
+
+// Arrays in C have no sizes of their own: those that follow from the shapes.
+void set_arrays(const whet_attention_options& o, const whet::core::AttentionShape& shape,
+                whet::AttentionOptions& options) {
+  const auto rows = static_cast<std::size_t>(shape.rows());
+  std::size_t places = 0;
+  if (o.top_k < 0 || __builtin_mul_overflow(rows, static_cast<std::size_t>(o.top_k), &places)) {
+    places = 0;  // attention says what is wrong with top_k
+  }
+  options.lengths = span_if_given(o.lengths, o.lengths_count);
+  options.query_starts = span_if_given(o.query_starts, o.starts_count);
+  options.key_starts = span_if_given(o.key_starts, o.starts_count);
+  options.stats = span_if_given(reinterpret_cast<whet::RowStats*>(o.stats), rows);
+  options.weight_rows =
+      span_if_given(reinterpret_cast<const whet::RowIndex*>(o.weight_rows), o.weight_rows_count);
+  options.top_keys = span_if_given(o.top_keys, places);
+  options.top_weights = span_if_given(o.top_weights, places);
+  options.column_sums =
+      span_if_given(o.column_sums, static_cast<std::size_t>(shape.batch * shape.heads * shape.keys));
+  options.tile_counts = reinterpret_cast<whet::TileCounts*>(o.tile_counts);
+  options.workspace = span_if_given(static_cast<std::byte*>(o.workspace), o.workspace_bytes);
+}
+
+AttentionCall attention_call(const whet_view* q, const whet_view* k, const whet_view* v,
+                             const whet_attention_options& o) {
+  AttentionCall call{
+      .q = view_of(q, "q"), .k = view_of(k, "k"), .v = view_of(v, "v"), .head_rules = {}, .options = {}};
+  const whet::core::AttentionShape shape = whet::core::attention_shape_job(call.q, call.k, call.v, {}).shape;
+  if (o.head_rules != nullptr) {
+    for (std::int64_t i = 0; i < shape.heads; ++i) call.head_rules.push_back(from_c(o.head_rules[i]));
+  }
+  whet::AttentionOptions& options = call.options;
+  options.rule = from_c(o.rule);
+  options.head_rules = call.head_rules;
+  if (o.scale != 0) options.scale = o.scale;
+  options.query_scale = view_if_given(o.query_scale, "query_scale");
+  options.softcap = o.softcap;
+  options.bias = view_if_given(o.bias, "bias");
+  options.mask = view_if_given(o.mask, "mask");
+  options.sinks = view_if_given(o.sinks, "sinks");
+  options.causal = o.causal != 0;
+  options.align = o.align_end != 0 ? whet::Align::end : whet::Align::start;
+  options.window_left = o.window_left;
+  options.window_right = o.window_right;
+  options.weights = view_if_given(o.weights, "weights");
+  options.top_k = o.top_k;
+  options.skip_epsilon = o.skip_epsilon;
+  options.threads = o.threads;
+  set_arrays(o, shape, options);
+  return call;
+}
+
+whet::AttentionGradients gradients_of(const whet_attention_gradients* g) {
+  if (g == nullptr) throw whet::Error("gradients is null");
+  return {.dq = view_if_given(g->dq, "dq"),
+          .dk = view_if_given(g->dk, "dk"),
+          .dv = view_if_given(g->dv, "dv"),
+          .dbias = view_if_given(g->dbias, "dbias"),
+          .dsinks = view_if_given(g->dsinks, "dsinks")};
+}
+
+whet::BetaGradient beta_gradient(std::int32_t hold_beta) {
+  return hold_beta != 0 ? whet::BetaGradient::held : whet::BetaGradient::through_rule;
 }
 
 whet::RowState from_c(const whet_row_state* s) { return std::bit_cast<whet::RowState>(*s); }
@@ -174,15 +264,14 @@ whet_status whet_softmax_backward(const whet_view* in, const whet_view* dout, co
     const whet_options o = options_of(options);
     const whet::ConstView from = view_of(in, "in");
     const whet::SoftmaxOptions forward = softmax_options(from, o);
-    whet::softmax_backward(
-        from, view_of(dout, "dout"), view_of(din, "din"),
-        {.rule = forward.rule,
-         .beta_gradient = o.hold_beta != 0 ? whet::BetaGradient::held : whet::BetaGradient::through_rule,
-         .axis = forward.axis,
-         .mask = forward.mask,
-         .lengths = forward.lengths,
-         .stats = forward.stats,
-         .threads = forward.threads});
+    whet::softmax_backward(from, view_of(dout, "dout"), view_of(din, "din"),
+                           {.rule = forward.rule,
+                            .beta_gradient = beta_gradient(o.hold_beta),
+                            .axis = forward.axis,
+                            .mask = forward.mask,
+                            .lengths = forward.lengths,
+                            .stats = forward.stats,
+                            .threads = forward.threads});
   });
 }
 
@@ -192,14 +281,55 @@ whet_status whet_states(const whet_view* in, whet_row_state* out, const whet_opt
     const whet::ConstView from = view_of(in, "in");
     const std::size_t rows = rows_of(from, o.axis);
     if (out == nullptr && rows > 0) throw whet::Error("out is null");
-    whet::states(
-        from, std::span(reinterpret_cast<whet::RowState*>(out), rows),
-        {.axis = o.axis, .mask = mask_of(o), .lengths = per_row(o.lengths, rows), .threads = o.threads});
+    whet::states(from, std::span(reinterpret_cast<whet::RowState*>(out), rows),
+                 {.axis = o.axis,
+                  .mask = view_if_given(o.mask, "mask"),
+                  .lengths = span_if_given(o.lengths, rows),
+                  .threads = o.threads});
   });
 }
 
 whet_row_state whet_merge(const whet_row_state* a, const whet_row_state* b) {
   return std::bit_cast<whet_row_state>(whet::merge(from_c(a), from_c(b)));
+}
+
+whet_status whet_attention(const whet_view* q, const whet_view* k, const whet_view* v, const whet_view* out,
+                           const whet_attention_options* options) {
+  return guarded([&] {
+    const AttentionCall call = attention_call(q, k, v, options_of(options));
+    whet::attention(call.q, call.k, call.v, view_of(out, "out"), call.options);
+  });
+}
+
+whet_status whet_attention_workspace(const whet_view* q, const whet_view* k, const whet_view* v,
+                                     const whet_attention_options* options, size_t* bytes) {
+  return guarded([&] {
+    if (bytes == nullptr) throw whet::Error("bytes is null");
+    const AttentionCall call = attention_call(q, k, v, options_of(options));
+    *bytes = whet::attention_workspace(call.q, call.k, call.v, call.options);
+  });
+}
+
+whet_status whet_attention_backward(const whet_view* q, const whet_view* k, const whet_view* v,
+                                    const whet_view* dout, const whet_attention_gradients* gradients,
+                                    const whet_attention_options* options) {
+  return guarded([&] {
+    const whet_attention_options o = options_of(options);
+    const AttentionCall call = attention_call(q, k, v, o);
+    whet::attention_backward(call.q, call.k, call.v, view_of(dout, "dout"), gradients_of(gradients),
+                             call.options, beta_gradient(o.hold_beta));
+  });
+}
+
+whet_status whet_attention_backward_workspace(const whet_view* q, const whet_view* k, const whet_view* v,
+                                              const whet_attention_gradients* gradients,
+                                              const whet_attention_options* options, size_t* bytes) {
+  return guarded([&] {
+    if (bytes == nullptr) throw whet::Error("bytes is null");
+    const AttentionCall call = attention_call(q, k, v, options_of(options));
+    *bytes =
+        whet::attention_backward_workspace(call.q, call.k, call.v, gradients_of(gradients), call.options);
+  });
 }
 
 int whet_threads(void) {

@@ -16,7 +16,7 @@ struct Moments {
 Moments measured_from(const RowState& s, double max) {
   // Empty, or so far below that nothing of it is left: also keeps -inf - (-inf) and 0 * inf out.
   const double d = s.max - max;
-  if (s.count == 0 || d < -800.0) return {0, 0, 0};
+  if (s.z == 0 || d < -800.0) return {0, 0, 0};
   if (d == 0) return {s.z, s.t, s.u};
   const double c = std::exp(d);
   return {c * s.z, c * (s.t + d * s.z), c * (s.u + 2 * d * s.t + d * d * s.z)};

@@ -10,11 +10,11 @@
 #include <cstdint>
 #include <span>
 
+#include "core/arguments.h"
+
 namespace whet::core {
 
 inline constexpr std::size_t kMaxOuterDims = kMaxDims - 1;
-
-std::int64_t element_bytes(DType dtype);
 
 // One array of a call, addressed by row and key. Strides count elements.
 struct RowArray {
@@ -57,21 +57,7 @@ class Rows {
   std::array<std::int64_t, kMaxOuterDims> outer_sizes_{};
 };
 
-// Bytes of an argument, by name.
-struct Extent {
-  const std::byte* begin;
-  const std::byte* end;
-  const char* name;
-
-  Extent(const RowArray& array, const char* name_) : begin(array.begin), end(array.end), name(name_) {}
-  template <typename T>
-  Extent(std::span<T> span, const char* name_)
-      : begin(std::as_bytes(span).data()), end(begin + span.size_bytes()), name(name_) {}
-};
-
-// Error if what is written shares a byte with what is read.
-void check_apart(const Extent& written, const Extent& read);
-// The same for two arrays of the call that may be one: same pointer and strides.
+// check_apart for two arrays of the call that may be one: same pointer and strides.
 void check_same_or_apart(const Rows& rows, const RowArray& written, const char* written_name,
                          const RowArray& read, const char* read_name);
 

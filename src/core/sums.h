@@ -1,4 +1,4 @@
-// Moments of a row at some inverse temperature, and what follows from them.
+// What follows from the moments of a row.
 #ifndef WHET_CORE_SUMS_H_
 #define WHET_CORE_SUMS_H_
 
@@ -9,15 +9,7 @@
 
 namespace whet::core {
 
-// With y = x - max and e = exp(beta y): sums of e, e y, e y^2, e y^3, e y^4. Kernels fill those they
-// are asked for.
-struct Sums {
-  double z = 0;
-  double t = 0;
-  double u = 0;
-  double v = 0;
-  double w = 0;
-};
+using Sums = RowSums;
 
 // Entropy of the weights e / z. -0 and rounding below 0 become 0; NaN stays.
 inline double entropy_of(const Sums& s, double beta) {

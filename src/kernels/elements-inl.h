@@ -132,6 +132,10 @@ HWY_INLINE void LoadRow(const void* from, DType dtype, std::int64_t stride, std:
     if (dtype == DType::f16) return Load16(static_cast<const f16*>(from), stride, n, to);
   }
   const T* source = static_cast<const T*>(from);
+  if (stride == 1) {
+    std::copy_n(source, n, to);
+    return;
+  }
   for (std::int64_t i = 0; i < n; ++i) to[i] = source[i * stride];
 }
 
@@ -142,6 +146,10 @@ HWY_INLINE void StoreRow(const T* from, DType dtype, std::int64_t stride, std::i
     if (dtype == DType::f16) return Store16(from, stride, n, static_cast<f16*>(to));
   }
   T* target = static_cast<T*>(to);
+  if (stride == 1) {
+    std::copy_n(from, n, target);
+    return;
+  }
   for (std::int64_t i = 0; i < n; ++i) target[i * stride] = from[i];
 }
 

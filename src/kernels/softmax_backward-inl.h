@@ -51,6 +51,7 @@ struct BackwardRow {
   std::byte* din;
   const core::RowArray& dout_array;
   const core::RowArray& din_array;
+  T* kept = nullptr;  // if not null: room for a row, where sweep A leaves e^(beta y) for sweep B
 
   double mean() const { return (-std::log(stats.sharp_peak) - stats.sharp_entropy) / stats.beta; }
 };
@@ -78,7 +79,7 @@ HWY_NOINLINE BackwardSums SweepA(const BackwardRow<T>& row) {
     const std::int64_t size = std::min(run, row.n - i);
     V wg = hn::Zero(d), wyg = wg, wy = wg, wyy = wg;
     Map(
-        d, static_cast<T*>(nullptr), size,
+        d, row.kept == nullptr ? nullptr : row.kept + i, size,
         [&](V x, V gradient) HWY_ATTR {
           const V g = hn::IfThenZeroElse(hn::Eq(x, hidden), gradient);
           const V y = exponential.limit(d, hn::Sub(x, top));
@@ -91,7 +92,7 @@ HWY_NOINLINE BackwardSums SweepA(const BackwardRow<T>& row) {
             wyg = hn::MulAdd(moment, g, wyg);
             wyy = hn::MulAdd(moment, centred, wyy);
           }
-          return x;
+          return w;
         },
         row.x + i, GradientRun(row, i, size, block));
     wgs.Add(wg);
@@ -105,8 +106,8 @@ HWY_NOINLINE BackwardSums SweepA(const BackwardRow<T>& row) {
   return {wgs.Total() * peak, wygs.Total() * peak, wys.Total() * peak, wyys.Total() * peak};
 }
 
-// kY: the line has a y_factor; kP: a p_factor.
-template <bool kY, bool kP, typename T>
+// kY: the line has a y_factor; kP: a p_factor; kKept: the exponentials are there.
+template <bool kY, bool kP, bool kKept, typename T>
 HWY_NOINLINE void SweepB(const BackwardRow<T>& row, const BackwardLine& line) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
@@ -128,10 +129,10 @@ HWY_NOINLINE void SweepB(const BackwardRow<T>& row, const BackwardLine& line) {
     std::byte* target = row.din + i * out.key_stride * core::element_bytes(out.dtype);
     Map(
         d, direct ? reinterpret_cast<T*>(target) : results, size,
-        [&](V x, V gradient) HWY_ATTR {
+        [&](V x, V gradient, V kept) HWY_ATTR {
           const V z = hn::Sub(x, top);
           const V y = exponential.limit(d, z);
-          const V w = hn::Mul(exponential(d, y), peak);
+          const V w = hn::Mul(kKept ? kept : exponential(d, y), peak);
           V factor = hn::MulAdd(g_factor, gradient, constant);
           if constexpr (kY) factor = hn::MulAdd(y_factor, hn::Sub(y, mean), factor);
           V dx = hn::Mul(w, factor);
@@ -143,7 +144,7 @@ HWY_NOINLINE void SweepB(const BackwardRow<T>& row, const BackwardLine& line) {
           dx = hn::Sub(dx, hn::IfThenElseZero(hn::Eq(x, top), peak_share));
           return hn::IfThenZeroElse(hn::Eq(x, hidden), dx);  // whatever the others' gradients are
         },
-        row.x + i, GradientRun(row, i, size, gradients));
+        row.x + i, GradientRun(row, i, size, gradients), kKept ? row.kept + i : row.x + i);
     if (!direct) StoreRow(results, out.dtype, out.key_stride, size, target);
   }
 }
@@ -165,7 +166,7 @@ HWY_INLINE void AddRule(const BackwardRow<T>& row, const Rule& rule, const Backw
     return;
   }
   const Top<T> top = TopOf(row.x, row.n, row.max);
-  if (core::unreachable(rule, top.ties)) return;
+  if (top.ties == 0 || core::unreachable(rule, top.ties)) return;
   if (rule.kind() == Rule::Kind::target_entropy) {
     const double variance = sums.wyy - sums.wy * sums.wy;
     if (!(variance > 0)) return;
@@ -179,6 +180,17 @@ HWY_INLINE void AddRule(const BackwardRow<T>& row, const Rule& rule, const Backw
   }
 }
 
+template <bool kKept, typename T>
+HWY_INLINE void SweepLine(const BackwardRow<T>& row, const BackwardLine& line) {
+  if (line.p_factor != 0) {
+    SweepB<false, true, kKept>(row, line);
+  } else if (line.y_factor != 0) {
+    SweepB<true, false, kKept>(row, line);
+  } else {
+    SweepB<false, false, kKept>(row, line);
+  }
+}
+
 template <typename T>
 HWY_INLINE void BackwardRowOf(const BackwardRow<T>& row, const Rule& rule, bool through_rule) {
   const double beta = row.stats.beta;
@@ -187,12 +199,10 @@ HWY_INLINE void BackwardRowOf(const BackwardRow<T>& row, const Rule& rule, bool 
   const BackwardSums sums = moves ? SweepA<true>(row) : SweepA<false>(row);
   BackwardLine line{.constant = -beta * sums.wg, .g_factor = beta};
   if (moves) AddRule(row, rule, sums, line);
-  if (line.p_factor != 0) {
-    SweepB<false, true>(row, line);
-  } else if (line.y_factor != 0) {
-    SweepB<true, false>(row, line);
+  if (row.kept != nullptr) {
+    SweepLine<true>(row, line);
   } else {
-    SweepB<false, false>(row, line);
+    SweepLine<false>(row, line);
   }
 }
 

@@ -142,7 +142,37 @@ def test_help_of_row_commands(command):
 
 def test_help_of_info_and_bench():
     assert "Example" in ok("info", "--help")
-    assert "rows" in ok("bench", "--help")
+    text = ok("bench", "--help")
+    for benchmark in ["rows", "attention"]:
+        assert benchmark in text
+        assert "--quick" in ok("bench", benchmark, "--help")
+        refused(2, "bench", benchmark, "--threads", "0", saying="--threads")
+
+
+def test_bench_rows():
+    report = json.loads(ok("bench", "rows", "--quick", "--json", "--threads", "2"))
+    assert report["benchmark"] == "rows" and report["threads"] == 2
+    (shape,) = report["shapes"]
+    assert shape["mean_beta"] > 1.2
+    for times in shape["ns_per_element"].values():
+        assert 0 < times["lower_quartile"] <= times["median"] <= times["upper_quartile"]
+    assert "4096 x 1024" in ok("bench", "rows", "--quick")
+
+
+def test_bench_attention():
+    report = json.loads(ok("bench", "attention", "--quick", "--json", "--threads", "2"))
+    assert report["benchmark"] == "attention" and report["threads"] == 2
+    for part, rate, rules in [("shapes", "gflops", ["none", "paper", "target-entropy:0.2"]),
+                              ("decode", "gigabytes_per_second", ["none", "paper", "paper, bf16"])]:
+        (shape,) = report[part]
+        assert shape["mean_beta"] > 1.2
+        assert list(shape["ns"]) == list(shape[rate]) == rules
+        for rule in rules:
+            times = shape["ns"][rule]
+            assert 0 < times["lower_quartile"] <= times["median"] <= times["upper_quartile"]
+            assert shape[rate][rule] > 0
+    text = ok("bench", "attention", "--quick")
+    assert "8 x 512, d 64 " in text and "9/3 x 1 x 8192, d 64 " in text
 
 
 def test_info():

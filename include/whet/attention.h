@@ -1,0 +1,130 @@
+// Exact attention whose normalizer is the softmax with a rule, and its gradient.
+//
+// Shapes: B batch, H query heads, K key heads (H a multiple of K; query head h reads key head
+// h / (H / K)), N queries, M keys, D and E the sizes of a key and of a value (1..256).
+//     q (B, H, N, D)   k (B, K, M, D)   v (B, K, M, E)   out (B, H, N, E)
+// A *row* is what one query of one head sees. Rows are numbered as (B, H, N) in row-major order.
+//
+// The logit of query i and key j, in this order:
+//     s = scale query_scale_i <q_i, k_j>;   if softcap: s = softcap tanh(s / softcap);   x = s + bias_ij
+// A key is visible to a row if none of mask, lengths, causal, window hides it and x isn't -inf (so a
+// bias of -inf hides too). Only visible keys exist for the row: NaN in hidden keys and values has no effect.
+// A row without visible keys gives output and gradients 0, stats 0 with max and log_sum_exp -inf and beta 1.
+// NaN or +inf in a visible logit makes its row NaN and no other.
+//
+// A sink is a logit of its own per head that takes mass and has no value: it enters max, log_sum_exp,
+// entropy, varentropy and spread = max - min, beta scales it, but it isn't a key: not in count, min, peak,
+// sharp_peak or the weights. Rules see that count and that entropy. A row without visible keys ignores
+// it; -inf is no sink.
+//
+// Views have any strides; q, k, v, out (and gradients) share one element type: f32, f64, bf16 or f16.
+// 16-bit types compute in f32. Outputs overlap nothing (Error).
+//
+// Accuracy, f32: the largest error against exact arithmetic is at most twice that of a plain, unblocked f32
+// evaluation, plus 4 2^-24 max|v|. 16-bit: the same for the arithmetic on the rounded inputs, then
+// rounded. The same call gives the same bits for every number of threads and with or without stats and
+// the other things that can be asked for.
+#ifndef WHET_ATTENTION_H_
+#define WHET_ATTENTION_H_
+
+#include <whet/export.h>
+#include <whet/row.h>
+#include <whet/rule.h>
+#include <whet/softmax.h>
+#include <whet/view.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+
+namespace whet {
+
+// Where query i stands among the keys of its sequence: at key i (as torch and transformers count), or
+// so that the last query stands at the last key (as FlashAttention does; decoding with a cache).
+enum class Align { start, end };
+
+// A row by its place.
+struct RowIndex {
+  std::int64_t batch;
+  std::int64_t head;
+  std::int64_t query;
+};
+
+// Work done and saved. A tile is 6 rows by 256 keys.
+struct TileCounts {
+  std::int64_t tiles = 0;    // with at least one key within reach of causal, window and lengths
+  std::int64_t skipped = 0;  // of those, certified not to matter
+};
+
+struct AttentionOptions {
+  // What is computed.
+  Rule rule{};                                   // chooses beta of each row; default none: beta = 1
+  std::span<const Rule> head_rules{};            // if not empty: one a query head, instead of `rule`
+  std::optional<double> scale{};                 // default 1 / sqrt(D)
+  ConstView query_scale{};                       // (B, H, N), sizes equal or 1; multiplies scale
+  double softcap = 0;                            // 0: none
+  ConstView bias{};                              // (B, H, N, M), sizes equal or 1; added to the logits
+  ConstView mask{};                              // the same in boolean, true = visible
+  ConstView sinks{};                             // (H)
+  bool causal = false;                           // keys after the query's place are hidden
+  Align align = Align::start;                    // the query's place, for causal and window
+  std::int64_t window_left = -1;                 // keys more than this before the place are hidden; -1: none
+  std::int64_t window_right = -1;                // the same after the place
+  std::span<const std::int64_t> lengths{};       // one a batch entry, or one a row: only the first keys exist
+  std::span<const std::int64_t> query_starts{};  // packed sequences (B = 1): 0, ..., N, as cu_seqlens;
+  std::span<const std::int64_t> key_starts{};    // 0, ..., M. Queries see keys of their own sequence.
+
+  // What else is wanted; each is overwritten if given.
+  std::span<RowStats> stats{};              // one a row
+  std::span<const RowIndex> weight_rows{};  // rows whose weights are wanted, and
+  View weights{};                           // their place: (rows wanted, M), in q's element type
+  std::int64_t top_k = 0;              // this many heaviest keys a row, heaviest first (ties: first key):
+  std::span<std::int64_t> top_keys{};  // rows * top_k; -1 where a row has fewer visible keys
+  std::span<float> top_weights{};      // rows * top_k
+  std::span<double> column_sums{};     // (B, H, M): the weights of a key, summed over queries
+  TileCounts* tile_counts = nullptr;
+
+  // How. A tile is skipped when its weights together are certain to be below skip_epsilon in every row, which
+  // moves no output by more than 2 skip_epsilon max|v|; 0: never. Calls of few queries (up to 16 rows that
+  // share their keys) skip nothing.
+  double skip_epsilon = 0x1p-24;
+  int threads = 0;                   // 0 = whet::threads()
+  std::span<std::byte> workspace{};  // at least attention_workspace(); empty: one allocation
+};
+
+// out = softmax(beta x) v, row by row. Side arrays: query_scale, bias and sinks are in q's element type or
+// in the type of the arithmetic (f32; f64 for f64).
+// `align` with packed sequences or one length a batch entry counts from the end of that sequence; place of
+// query i is i + (keys of the sequence) - (queries of the sequence) then.
+WHET_API void attention(ConstView q, ConstView k, ConstView v, View out,
+                        const AttentionOptions& options = {});
+
+// Bytes of workspace for these views and options (their data isn't read): linear in N + M.
+WHET_API std::size_t attention_workspace(ConstView q, ConstView k, ConstView v,
+                                         const AttentionOptions& options = {});
+
+// Gradients that are wanted; those without data are not computed. Overwritten, never added to.
+struct AttentionGradients {
+  View dq{};      // as q
+  View dk{};      // as k
+  View dv{};      // as v
+  View dbias{};   // as the bias given: summed over the axes where its size is 1
+  View dsinks{};  // as sinks
+};
+
+// The gradients from dout = dL/dout (as out) and what attention was given: q, k, v and the options, of which
+// `stats` is read if given (what attention wrote; else computed again), and weights, top_k,
+// column_sums and tile_counts must not be given. Nothing is skipped. At a kink of the rule the derivative
+// of the constant side is taken; an unreachable target counts as constant.
+WHET_API void attention_backward(ConstView q, ConstView k, ConstView v, ConstView dout,
+                                 const AttentionGradients& gradients, const AttentionOptions& options = {},
+                                 BetaGradient beta_gradient = BetaGradient::through_rule);
+
+WHET_API std::size_t attention_backward_workspace(ConstView q, ConstView k, ConstView v,
+                                                  const AttentionGradients& gradients,
+                                                  const AttentionOptions& options = {});
+
+}  // namespace whet
+
+#endif  // WHET_ATTENTION_H_

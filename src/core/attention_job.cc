@@ -1,0 +1,437 @@
+#include "core/attention_job.h"
+
+#include <cmath>
+#include <string>
+
+#include "core/arguments.h"
+#include "core/attention_places.h"
+
+namespace whet::core {
+
+namespace {
+
+constexpr std::int64_t kMaxHeadSize = 256;
+// Rows times keys. No call that large ends, and below it no sum of places and windows overflows.
+constexpr std::int64_t kMaxLogits = std::int64_t{1} << 60;
+
+std::int64_t at_least_one(std::int64_t size) { return std::max<std::int64_t>(size, 1); }
+
+void check_axes(const ConstView& view, const char* name, const char* letters) {
+  check_sizes(view.sizes, name);
+  if (view.sizes.size() == 4) return;
+  fail(name, "has " + std::to_string(view.sizes.size()) + " axes, must have 4, " + letters);
+}
+
+void check_head_size(std::int64_t size, const char* name) {
+  if (size >= 1 && size <= kMaxHeadSize) return;
+  fail(name,
+       "its last axis has size " + std::to_string(size) + ", must be 1 to " + std::to_string(kMaxHeadSize));
+}
+
+// Error unless every query head has a key head.
+void check_heads(std::int64_t heads, std::int64_t key_heads) {
+  const bool fits = key_heads == 0 ? heads == 0 : heads > 0 && heads % key_heads == 0;
+  if (fits) return;
+  fail("k", "has " + std::to_string(key_heads) + " heads, must divide those of q, " + std::to_string(heads));
+}
+
+AttentionShape shape_of(const ConstView& q, const ConstView& k) {
+  check_axes(q, "q", "(B, H, N, D)");
+  check_axes(k, "k", "(B, K, M, D)");
+  if (element_bytes(q.dtype) < 2) {
+    fail("q", std::string("its element type is ") + text(q.dtype) + ", must be f32, f64, bf16 or f16");
+  }
+  check_head_size(q.sizes[3], "q");
+  check_heads(q.sizes[1], k.sizes[1]);
+  return {.batch = q.sizes[0],
+          .heads = q.sizes[1],
+          .key_heads = k.sizes[1],
+          .group = k.sizes[1] == 0 ? 1 : q.sizes[1] / k.sizes[1],
+          .queries = q.sizes[2],
+          .keys = k.sizes[2],
+          .key_size = q.sizes[3],
+          .dtype = q.dtype};
+}
+
+// Every size counts as at least 1: an empty batch doesn't make absurd sizes right.
+void check_logits(const AttentionShape& s, std::int64_t all_keys, const char* name) {
+  std::int64_t logits = at_least_one(all_keys);
+  bool fits = logits <= kMaxLogits;
+  for (const std::int64_t size : {s.batch, s.heads, s.queries}) {
+    fits = fits && !__builtin_mul_overflow(logits, at_least_one(size), &logits) && logits <= kMaxLogits;
+  }
+  if (!fits) fail(name, std::to_string(all_keys) + " keys times all rows is more than 2^60");
+}
+
+void check_count(std::size_t given, std::int64_t allowed, const char* name, const char* of_what) {
+  if (given == static_cast<std::size_t>(allowed)) return;
+  fail(name, std::to_string(given) + " given, must be " + of_what + ", " + std::to_string(allowed));
+}
+
+void check_numbers(const AttentionOptions& o) {
+  if (o.scale && !std::isfinite(*o.scale)) {
+    fail("scale", "is " + text(*o.scale) + ", must be finite");
+  }
+  if (!(o.softcap >= 0 && std::isfinite(o.softcap))) {
+    fail("softcap", "is " + text(o.softcap) + ", must be finite and 0 or more");
+  }
+  if (!(o.skip_epsilon >= 0 && o.skip_epsilon < 1)) {
+    fail("skip_epsilon", "is " + text(o.skip_epsilon) + ", must be 0 or more and below 1");
+  }
+  if (o.window_left < -1) {
+    fail("window_left", "is " + std::to_string(o.window_left) + ", must be -1 (none) or more");
+  }
+  if (o.window_right < -1) {
+    fail("window_right", "is " + std::to_string(o.window_right) + ", must be -1 (none) or more");
+  }
+}
+
+void check_lengths(const AttentionJob& job) {
+  const std::span<const std::int64_t> lengths = job.options.lengths;
+  if (lengths.empty()) return;
+  if (!job.options.query_starts.empty()) fail("lengths", "given together with query_starts");
+  const AttentionShape& s = job.shape;
+  if (lengths.size() != static_cast<std::size_t>(s.batch) &&
+      lengths.size() != static_cast<std::size_t>(s.rows())) {
+    fail("lengths", std::to_string(lengths.size()) + " given, must be one a batch entry, " +
+                        std::to_string(s.batch) + ", or one a row, " + std::to_string(s.rows()));
+  }
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    if (lengths[i] >= 0 && lengths[i] <= job.shard.all_keys) continue;
+    fail("lengths", "number " + std::to_string(i) + " is " + std::to_string(lengths[i]) + ", must be 0 to " +
+                        std::to_string(job.shard.all_keys));
+  }
+}
+
+void check_starts(std::span<const std::int64_t> starts, std::int64_t last, const char* name) {
+  if (starts.size() < 2) fail(name, std::to_string(starts.size()) + " given, must be 2 or more");
+  if (starts.front() != 0) fail(name, "the first is " + std::to_string(starts.front()) + ", must be 0");
+  for (std::size_t i = 1; i < starts.size(); ++i) {
+    if (starts[i] >= starts[i - 1]) continue;
+    fail(name, "number " + std::to_string(i) + " is " + std::to_string(starts[i]) +
+                   ", must be at least the one before it, " + std::to_string(starts[i - 1]));
+  }
+  if (starts.back() != last) {
+    fail(name, "the last is " + std::to_string(starts.back()) + ", must be " + std::to_string(last));
+  }
+}
+
+void check_packed(const AttentionJob& job) {
+  const AttentionOptions& o = job.options;
+  if (o.query_starts.empty() && o.key_starts.empty()) return;
+  if (o.query_starts.empty()) fail("query_starts", "not given, must be where key_starts is");
+  if (job.shape.batch != 1) {
+    fail("query_starts", "given for a batch of " + std::to_string(job.shape.batch) + ", must be 1");
+  }
+  check_count(o.key_starts.size(), static_cast<std::int64_t>(o.query_starts.size()), "key_starts",
+              "as many as query_starts");
+  check_starts(o.query_starts, job.shape.queries, "query_starts");
+  check_starts(o.key_starts, job.shape.keys, "key_starts");
+}
+
+// The weights that are wanted: rows that exist, and a place for them.
+void place_weights(AttentionJob& job, Data data) {
+  const AttentionOptions& o = job.options;
+  const AttentionShape& s = job.shape;
+  const auto wanted = static_cast<std::int64_t>(o.weight_rows.size());
+  if (wanted > 0 && !is_given(o.weights)) {
+    fail("weights", "not given, must be a place for " + std::to_string(wanted) + " weight_rows");
+  }
+  for (std::size_t i = 0; i < o.weight_rows.size(); ++i) {
+    const RowIndex& r = o.weight_rows[i];
+    const auto within = [](std::int64_t index, std::int64_t size) { return index >= 0 && index < size; };
+    if (within(r.batch, s.batch) && within(r.head, s.heads) && within(r.query, s.queries)) continue;
+    fail("weight_rows", "number " + std::to_string(i) + " is " + text({r.batch, r.head, r.query}) +
+                            ", must be below (B, H, N) = " + text({s.batch, s.heads, s.queries}));
+  }
+  job.weights = grid_if_given(o.weights, written(like_weights(s, wanted)), data);
+}
+
+void check_top(const AttentionJob& job) {
+  const AttentionOptions& o = job.options;
+  std::int64_t places = 0;
+  if (o.top_k < 0) fail("top_k", "is " + std::to_string(o.top_k) + ", must be 0 or more");
+  if (__builtin_mul_overflow(at_least_one(job.shape.rows()), o.top_k, &places)) {
+    fail("top_k", "is " + std::to_string(o.top_k) + ", which times the rows doesn't fit 64 bits");
+  }
+  places = job.shape.rows() * o.top_k;
+  check_count(o.top_keys.size(), places, "top_keys", "rows * top_k");
+  check_count(o.top_weights.size(), places, "top_weights", "rows * top_k");
+}
+
+void check_stats(const AttentionJob& job) {
+  if (!job.options.stats.empty()) {
+    check_count(job.options.stats.size(), job.shape.rows(), "stats", "one a row");
+  }
+}
+
+// What a forward call may be asked for beside its output.
+void place_wanted(AttentionJob& job, Data data) {
+  const AttentionShape& s = job.shape;
+  check_stats(job);
+  place_weights(job, data);
+  check_top(job);
+  if (!job.options.column_sums.empty()) {
+    check_count(job.options.column_sums.size(), s.batch * s.heads * s.keys, "column_sums", "B * H * M");
+  }
+}
+
+void refuse_wanted(const AttentionOptions& o) {
+  const auto refuse = [](bool given, const char* name) {
+    if (given) fail(name, "given, must not be in backward");
+  };
+  refuse(!o.weight_rows.empty(), "weight_rows");
+  refuse(is_given(o.weights), "weights");
+  refuse(o.top_k != 0, "top_k");
+  refuse(!o.top_keys.empty(), "top_keys");
+  refuse(!o.top_weights.empty(), "top_weights");
+  refuse(!o.column_sums.empty(), "column_sums");
+  refuse(o.tile_counts != nullptr, "tile_counts");
+}
+
+// Backward reads stats, forward writes them.
+std::span<RowStats> stats_if(bool here, const AttentionJob& job) {
+  return here ? job.options.stats : std::span<RowStats>();
+}
+
+auto read_by(const AttentionJob& job) {
+  const AttentionOptions& o = job.options;
+  return std::to_array<Extent>({{job.q, "q"},
+                                {job.k, "k"},
+                                {job.v, "v"},
+                                {job.dout, "dout"},
+                                {job.query_scale, "query_scale"},
+                                {job.bias, "bias"},
+                                {job.mask, "mask"},
+                                {job.sinks, "sinks"},
+                                {stats_if(job.dout.given, job), "stats"},
+                                {o.head_rules, "head_rules"},
+                                {o.lengths, "lengths"},
+                                {o.query_starts, "query_starts"},
+                                {o.key_starts, "key_starts"},
+                                {o.weight_rows, "weight_rows"}});
+}
+
+auto written_by(const AttentionJob& job) {
+  const AttentionOptions& o = job.options;
+  const std::span<TileCounts> counts(o.tile_counts, o.tile_counts == nullptr ? 0 : 1);
+  return std::to_array<Extent>({{job.out, "out"},
+                                {job.weights, "weights"},
+                                {job.dq, "dq"},
+                                {job.dk, "dk"},
+                                {job.dv, "dv"},
+                                {job.dbias, "dbias"},
+                                {job.dsinks, "dsinks"},
+                                {stats_if(!job.dout.given, job), "stats"},
+                                {o.top_keys, "top_keys"},
+                                {o.top_weights, "top_weights"},
+                                {o.column_sums, "column_sums"},
+                                {counts, "tile_counts"},
+                                {o.workspace, "workspace"}});
+}
+
+void check_all_apart(const AttentionJob& job) {
+  const auto all_read = read_by(job);
+  const auto all_written = written_by(job);
+  for (std::size_t i = 0; i < all_written.size(); ++i) {
+    for (const Extent& read : all_read) check_apart(all_written[i], read);
+    for (std::size_t j = 0; j < i; ++j) check_apart(all_written[i], all_written[j]);
+  }
+}
+
+// What forward, backward and shards have in common: all that is read but v and dout.
+AttentionJob common_job(const ConstView& q, const ConstView& k, const Shard* shard,
+                        const AttentionOptions& options, Data data) {
+  AttentionJob job;
+  job.shape = shape_of(q, k);
+  job.options = options;
+  const AttentionShape& s = job.shape;
+  job.q = grid(q, like_q(s, "q"), data);
+  job.k = grid(k, like_k(s, "k"), data);
+  job.shard = shard == nullptr ? Shard{0, s.keys} : *shard;
+  check_logits(s, job.shard.all_keys, shard == nullptr ? "k" : "shard");
+
+  job.query_scale = grid_if_given(options.query_scale, like_query_scale(s), data);
+  job.bias = grid_if_given(options.bias, like_bias(s), data);
+  job.mask = grid_if_given(options.mask, like_mask(s), data);
+  job.sinks = grid_if_given(options.sinks, like_sinks(s), data);
+
+  check_numbers(options);
+  job.scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(s.key_size)));
+  if (!options.head_rules.empty()) {
+    check_count(options.head_rules.size(), s.heads, "head_rules", "one a query head");
+  }
+  check_packed(job);
+  check_lengths(job);
+  const std::int64_t farthest = s.queries + job.shard.all_keys;
+  job.options.window_left = std::min(options.window_left, farthest);
+  job.options.window_right = std::min(options.window_right, farthest);
+  return job;
+}
+
+void add_values(AttentionJob& job, const ConstView& v, Data data) {
+  check_axes(v, "v", "(B, K, M, E)");
+  check_head_size(v.sizes[3], "v");
+  job.shape.value_size = v.sizes[3];
+  job.v = grid(v, like_v(job.shape, "v"), data);
+}
+
+AttentionJob forward_job(const ConstView& q, const ConstView& k, const ConstView& v,
+                         const AttentionOptions& options, Data data) {
+  AttentionJob job = common_job(q, k, nullptr, options, data);
+  add_values(job, v, data);
+  place_wanted(job, data);
+  return job;
+}
+
+AttentionJob backward_job(const ConstView& q, const ConstView& k, const ConstView& v,
+                          const AttentionGradients& gradients, const AttentionOptions& options, Data data) {
+  AttentionJob job = common_job(q, k, nullptr, options, data);
+  add_values(job, v, data);
+  refuse_wanted(options);
+  check_stats(job);
+
+  const AttentionShape& s = job.shape;
+  job.dq = grid_if_given(gradients.dq, written(like_q(s, "dq")), data);
+  job.dk = grid_if_given(gradients.dk, written(like_k(s, "dk")), data);
+  job.dv = grid_if_given(gradients.dv, written(like_v(s, "dv")), data);
+  if (is_given(gradients.dbias)) {
+    if (!job.bias.given) fail("dbias", "given without bias");
+    if (!std::ranges::equal(gradients.dbias.sizes, options.bias.sizes)) {
+      fail("dbias", "its sizes are " + text(gradients.dbias.sizes) + ", must be those of bias, " +
+                        text(options.bias.sizes));
+    }
+    job.dbias = grid(gradients.dbias, written(like_dbias(s, job.bias)), data);
+  }
+  if (is_given(gradients.dsinks)) {
+    if (!job.sinks.given) fail("dsinks", "given without sinks");
+    job.dsinks = grid(gradients.dsinks, written(like_dsinks(s, job.sinks)), data);
+  }
+  return job;
+}
+
+// The options of a whole call that mean something for a shard of it.
+AttentionOptions shard_options(AttentionOptions options) {
+  options.rule = {};
+  options.head_rules = {};
+  options.stats = {};
+  options.weight_rows = {};
+  options.weights = {};
+  options.top_k = 0;
+  options.top_keys = {};
+  options.top_weights = {};
+  options.column_sums = {};
+  options.tile_counts = nullptr;
+  return options;
+}
+
+void check_shard(const Shard& shard, const ConstView& k, const AttentionOptions& options) {
+  check_axes(k, "k", "(B, K, M, D)");
+  if (shard.first_key < 0 || shard.first_key > shard.all_keys ||
+      k.sizes[2] > shard.all_keys - shard.first_key) {
+    fail("shard", "its first_key is " + std::to_string(shard.first_key) + " and its all_keys " +
+                      std::to_string(shard.all_keys) + ", must be a range that holds the " +
+                      std::to_string(k.sizes[2]) + " keys of k");
+  }
+  if (!options.query_starts.empty()) fail("query_starts", "given, packed sequences can't be cut into shards");
+  if (!options.key_starts.empty()) fail("key_starts", "given, packed sequences can't be cut into shards");
+}
+
+// If lengths are given: true if they are those of batch entries, whose ends Align::end counts from.
+bool lengths_of_entries(const AttentionJob& job) {
+  return job.options.lengths.size() == static_cast<std::size_t>(job.shape.batch);
+}
+
+// Keys of all shards that `sequence` has.
+std::int64_t all_keys_of(const AttentionJob& job, const Sequence& sequence) {
+  if (!job.options.query_starts.empty()) return sequence.keys;
+  if (job.options.lengths.empty() || !lengths_of_entries(job)) return job.shard.all_keys;
+  return job.options.lengths[static_cast<std::size_t>(sequence.batch)];
+}
+
+}  // namespace
+
+std::byte* Grid::at(std::int64_t a, std::int64_t b, std::int64_t c, std::int64_t d) const {
+  return data == nullptr ? nullptr : data + offset(a, b, c, d) * element_bytes(dtype);
+}
+
+Sequence AttentionJob::sequence(std::int64_t index) const {
+  if (options.query_starts.empty()) {
+    Sequence s{.batch = index, .first_query = 0, .queries = shape.queries, .first_key = 0, .keys = 0};
+    s.keys = std::clamp<std::int64_t>(all_keys_of(*this, s) - shard.first_key, 0, shape.keys);
+    return s;
+  }
+  const auto i = static_cast<std::size_t>(index);
+  const std::int64_t query = options.query_starts[i], key = options.key_starts[i];
+  return {.batch = 0,
+          .first_query = query,
+          .queries = options.query_starts[i + 1] - query,
+          .first_key = key,
+          .keys = options.key_starts[i + 1] - key};
+}
+
+KeyRange AttentionJob::visible(const Sequence& sequence, std::int64_t head, std::int64_t query) const {
+  // Places among the keys of the whole sequence.
+  const std::int64_t all = all_keys_of(*this, sequence);
+  const std::int64_t from_end = options.align == Align::end ? all - sequence.queries : 0;
+  const std::int64_t place = query - sequence.first_query + from_end;
+  std::int64_t begin = 0, end = all;
+  if (!options.lengths.empty() && !lengths_of_entries(*this)) {
+    end = options.lengths[static_cast<std::size_t>(row(sequence.batch, head, query))];
+  }
+  if (options.causal) end = std::min(end, place + 1);
+  if (options.window_right >= 0) end = std::min(end, place + options.window_right + 1);
+  if (options.window_left >= 0) begin = std::max(begin, place - options.window_left);
+
+  // The same in k.
+  const std::int64_t shift = sequence.first_key - shard.first_key;
+  const std::int64_t first = sequence.first_key, last = sequence.first_key + sequence.keys;
+  begin = std::clamp(begin + shift, first, last);
+  return {begin, std::clamp(end + shift, begin, last)};
+}
+
+AttentionJob attention_job(ConstView q, ConstView k, ConstView v, View out, const AttentionOptions& options) {
+  AttentionJob job = forward_job(q, k, v, options, Data::read);
+  job.out = grid(out, written(like_out(job.shape, "out", job.shape.dtype)), Data::read);
+  check_all_apart(job);
+  return job;
+}
+
+AttentionJob attention_shape_job(ConstView q, ConstView k, ConstView v, const AttentionOptions& options) {
+  return forward_job(q, k, v, options, Data::not_read);
+}
+
+AttentionJob attention_backward_job(ConstView q, ConstView k, ConstView v, ConstView dout,
+                                    const AttentionGradients& gradients, const AttentionOptions& options,
+                                    BetaGradient beta_gradient) {
+  AttentionJob job = backward_job(q, k, v, gradients, options, Data::read);
+  job.dout = grid(dout, like_out(job.shape, "dout", job.shape.dtype), Data::read);
+  job.through_rule = beta_gradient == BetaGradient::through_rule;
+  check_all_apart(job);
+  return job;
+}
+
+AttentionJob attention_backward_shape_job(ConstView q, ConstView k, ConstView v,
+                                          const AttentionGradients& gradients,
+                                          const AttentionOptions& options) {
+  return backward_job(q, k, v, gradients, options, Data::not_read);
+}
+
+AttentionJob shard_job(ConstView q, ConstView k, ConstView v, View out, const Shard& shard,
+                       const AttentionOptions& options) {
+  check_shard(shard, k, options);
+  AttentionJob job = common_job(q, k, &shard, shard_options(options), Data::read);
+  if (is_given(v) || is_given(out)) {
+    add_values(job, v, Data::read);
+    job.out = grid(out, written(like_out(job.shape, "out", arithmetic(job.shape))), Data::read);
+  }
+  check_all_apart(job);
+  return job;
+}
+
+void check_apart(const AttentionJob& job, const Extent& written) {
+  for (const Extent& read : read_by(job)) check_apart(written, read);
+  for (const Extent& other : written_by(job)) check_apart(written, other);
+}
+
+}  // namespace whet::core

@@ -1,0 +1,59 @@
+// How a call of attention is cut up: a pure function of its shape, the caches and the number of threads.
+//
+// A *unit* is what shares keys: one sequence and one key head. Its rows are the queries of all heads of
+// the group, query by query: row r is query r / G of head r % G of the group.
+//
+// Many queries: K of a unit is packed once; a task is a block of rows, whose logits over all keys are kept,
+// so that beta is known before the first weight. Few queries: nothing is packed, a task is a chunk of
+// keys, and the logits of all rows of a unit are kept. Either way units go in waves, so that what is
+// kept for all of a wave stays small.
+//
+// Neither block_rows nor wave changes a bit of a forward result. Backward sums over blocks of rows, so
+// there block_rows and parts are chosen without looking at threads.
+#ifndef WHET_CORE_ATTENTION_PLAN_H_
+#define WHET_CORE_ATTENTION_PLAN_H_
+
+#include <cstddef>
+#include <cstdint>
+
+namespace whet::core {
+
+inline constexpr std::int64_t kTileKeys = 256;  // keys whose weights are skipped together
+inline constexpr std::int64_t kBlockStep = 6;   // rows of a strip: blocks are whole strips
+inline constexpr std::int64_t kMaxBlockRows = 48;
+inline constexpr std::int64_t kFewRows = 16;      // up to here nothing is packed
+inline constexpr std::int64_t kChunkKeys = 1024;  // keys of a task when rows are few
+
+// What the plan depends on. Elements are those of the arithmetic.
+struct PlanInput {
+  std::int64_t units = 0;
+  std::int64_t rows = 0;      // of the largest unit
+  std::int64_t keys = 0;      // of the largest unit
+  std::int64_t key_size = 0;  // D
+  std::int64_t element_bytes = 4;
+  std::int64_t cache_bytes = 0;  // second-level cache of a core
+  int threads = 1;
+};
+
+struct AttentionPlan {
+  bool few = false;
+  std::int64_t block_rows = 0;  // of one task; all rows of a unit if few
+  std::int64_t blocks = 0;      // tasks of a unit: blocks of rows, or chunks of keys if few
+  std::int64_t wave = 0;        // units at a time
+};
+
+AttentionPlan forward_plan(const PlanInput& input);
+
+struct BackwardPlan {
+  std::int64_t block_rows = 0;
+  std::int64_t parts = 1;  // a unit's rows are cut into so many tasks, each with its own dk and dv
+};
+
+BackwardPlan backward_plan(const PlanInput& input);
+
+// The second-level cache of this machine's cores, or a guess.
+std::int64_t cache_bytes();
+
+}  // namespace whet::core
+
+#endif  // WHET_CORE_ATTENTION_PLAN_H_

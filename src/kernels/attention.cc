@@ -1,0 +1,258 @@
+// attention and the functions of a shard: arguments in, rows out.
+
+#include <whet/attention.h>
+#include <whet/shard.h>
+
+#include <algorithm>
+#include <string>
+
+#include "core/arguments.h"
+#include "core/attention_job.h"
+#include "core/attention_plan.h"
+#include "core/runtime.h"
+#include "core/thread_pool.h"
+#include "kernels/attention_run.h"
+#include "kernels/row_job.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/attention.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "kernels/attention_block-inl.h"
+#include "kernels/attention_few-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace whet {
+namespace HWY_NAMESPACE {
+
+// Steps of a call, for one task of one unit of the wave.
+
+void PackTask(const AttentionRun& run, std::int64_t unit, std::int64_t task, int /*worker*/) {
+  run.job.shape.wide() ? PackTile<double>(run, unit, task) : PackTile<float>(run, unit, task);
+}
+
+void BlockTask(const AttentionRun& run, std::int64_t unit, std::int64_t task, int worker) {
+  run.job.shape.wide() ? RunBlock<double>(run, unit, task * run.plan.block_rows, worker)
+                       : RunBlock<float>(run, unit, task * run.plan.block_rows, worker);
+}
+
+void FewLogitsTask(const AttentionRun& run, std::int64_t unit, std::int64_t task, int worker) {
+  run.job.shape.wide() ? FewLogits<double>(run, unit, task, worker)
+                       : FewLogits<float>(run, unit, task, worker);
+}
+
+void FewWeightsTask(const AttentionRun& run, std::int64_t unit, std::int64_t task, int worker) {
+  run.job.shape.wide() ? FewWeights<double>(run, unit, task, worker)
+                       : FewWeights<float>(run, unit, task, worker);
+}
+
+void FewValuesTask(const AttentionRun& run, std::int64_t unit, std::int64_t task, int worker) {
+  run.job.shape.wide() ? FewValues<double>(run, unit, task, worker)
+                       : FewValues<float>(run, unit, task, worker);
+}
+
+void FewOutputTask(const AttentionRun& run, std::int64_t unit, std::int64_t task, int worker) {
+  run.job.shape.wide() ? FewOutput<double>(run, unit, task, worker)
+                       : FewOutput<float>(run, unit, task, worker);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace whet
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace whet {
+
+namespace kernels {
+
+HWY_EXPORT(PackTask);
+HWY_EXPORT(BlockTask);
+HWY_EXPORT(FewLogitsTask);
+HWY_EXPORT(FewWeightsTask);
+HWY_EXPORT(FewValuesTask);
+HWY_EXPORT(FewOutputTask);
+
+namespace {
+
+using Step = void (*)(const AttentionRun& run, std::int64_t unit, std::int64_t task, int worker);
+
+// `tasks` of every unit of the wave; the last tasks of units first, which under a causal mask are the
+// longest.
+void run_step(const AttentionRun& run, std::int64_t wave, std::int64_t tasks, Step step) {
+  core::parallel_for(wave * tasks, run.workers,
+                     [&](std::int64_t i, int worker) { step(run, i % wave, tasks - 1 - i / wave, worker); });
+}
+
+// The same with the tasks of a unit one after the other, in order.
+void run_step_in_order(const AttentionRun& run, std::int64_t wave, std::int64_t tasks, Step step) {
+  core::parallel_for(wave, run.workers, [&](std::int64_t unit, int worker) {
+    for (std::int64_t task = 0; task < tasks; ++task) step(run, unit, task, worker);
+  });
+}
+
+void run_wave(const AttentionRun& run, std::int64_t wave) {
+  // Rows of a head add to the same column sums.
+  const auto rows_step = run.job.options.column_sums.empty() ? run_step : run_step_in_order;
+  if (run.plan.few) {
+    run_step(run, wave, run.plan.blocks, WHET_DISPATCH(FewLogitsTask));
+    rows_step(run, wave, run.max_rows, WHET_DISPATCH(FewWeightsTask));
+    run_step(run, wave, run.plan.blocks, WHET_DISPATCH(FewValuesTask));
+    run_step(run, wave, run.max_rows, WHET_DISPATCH(FewOutputTask));
+  } else {
+    run_step(run, wave, run.tiles, WHET_DISPATCH(PackTask));
+    rows_step(run, wave, run.plan.blocks, WHET_DISPATCH(BlockTask));
+  }
+}
+
+// Fills in everything but memory.
+void plan_run(AttentionRun& run) {
+  const core::AttentionShape& shape = run.job.shape;
+  const int threads = core::resolve_threads(run.job.options.threads);
+  run.units = run.job.sequences() * shape.key_heads;
+  if (run.job.options.query_starts.empty()) {
+    run.max_rows = shape.queries * shape.group;
+    run.max_keys = shape.keys;
+  } else {
+    for (std::int64_t i = 0; i < run.job.sequences(); ++i) {
+      const core::Sequence sequence = run.job.sequence(i);
+      run.max_rows = std::max(run.max_rows, sequence.queries * shape.group);
+      run.max_keys = std::max(run.max_keys, sequence.keys);
+    }
+  }
+  run.stride = logit_stride(run.max_keys);
+  run.tiles = (run.max_keys + core::kTileKeys - 1) / core::kTileKeys;
+  run.plan = core::forward_plan({.units = run.units,
+                                 .rows = run.max_rows,
+                                 .keys = run.max_keys,
+                                 .key_size = shape.key_size,
+                                 .element_bytes = shape.wide() ? 8 : 4,
+                                 .cache_bytes = core::cache_bytes(),
+                                 .threads = threads});
+  if (run.pass != Pass::attention && run.plan.few) {  // shards take the one road
+    run.plan.few = false;
+    run.plan.block_rows = core::kBlockStep * ((run.max_rows + core::kBlockStep - 1) / core::kBlockStep);
+    run.plan.blocks = 1;
+  }
+  const std::int64_t tasks = std::max(run.plan.wave, std::int64_t{1}) *
+                             std::max({run.plan.blocks, run.tiles, run.max_rows, std::int64_t{1}});
+  run.workers = static_cast<int>(std::min<std::int64_t>(threads, tasks));
+
+  Arena shared, worker;
+  if (shape.wide()) {
+    lay_out_shared<double>(run, shared);
+    lay_out_worker<double>(run, worker);
+  } else {
+    lay_out_shared<float>(run, shared);
+    lay_out_worker<float>(run, worker);
+  }
+  run.shared_bytes = shared.used();
+  run.worker_bytes = worker.used();
+}
+
+void check_one_a_row(std::size_t given, const core::AttentionJob& job, const char* name) {
+  if (given == static_cast<std::size_t>(job.shape.rows())) return;
+  core::fail(name, std::to_string(given) + " given, must be one a row, " + std::to_string(job.shape.rows()));
+}
+
+std::size_t total_bytes(const AttentionRun& run) {
+  std::size_t bytes = 0;
+  if (__builtin_mul_overflow(run.worker_bytes, static_cast<std::size_t>(run.workers), &bytes) ||
+      __builtin_add_overflow(bytes, run.shared_bytes, &bytes)) {
+    throw std::bad_alloc();
+  }
+  return bytes;
+}
+
+TileCounts& counts_of(const AttentionRun& run, int worker) {
+  return run.job.shape.wide() ? *scratch_of<double>(run, worker).counts
+                              : *scratch_of<float>(run, worker).counts;
+}
+
+// Keys of other sequences, and beyond a length, have no weight.
+void clear_sums(const AttentionRun& run) {
+  const AttentionOptions& options = run.job.options;
+  std::ranges::fill(options.column_sums, 0.0);
+  const std::int64_t bytes = core::element_bytes(run.job.weights.dtype);
+  for (std::int64_t i = 0; i < static_cast<std::int64_t>(options.weight_rows.size()); ++i) {
+    for (std::int64_t key = 0; key < run.job.shape.keys; ++key) {
+      std::fill_n(run.job.weights.at(i, 0, 0, key), bytes, std::byte{0});
+    }
+  }
+}
+
+void run_attention(AttentionRun& run) {
+  plan_run(run);
+  const Workspace workspace(run.job.options.workspace, total_bytes(run));
+  run.memory = workspace.base();
+  clear_sums(run);
+  if (run.units > 0 && run.max_rows > 0) {
+    for (int worker = 0; worker < run.workers; ++worker) counts_of(run, worker) = {};
+    for (; run.first_unit < run.units; run.first_unit += run.plan.wave) {
+      run_wave(run, std::min(run.plan.wave, run.units - run.first_unit));
+    }
+  }
+  if (run.job.options.tile_counts == nullptr) return;
+  TileCounts total;
+  for (int worker = 0; worker < run.workers && run.units > 0 && run.max_rows > 0; ++worker) {
+    total.tiles += counts_of(run, worker).tiles;
+    total.skipped += counts_of(run, worker).skipped;
+  }
+  *run.job.options.tile_counts = total;
+}
+
+}  // namespace
+
+}  // namespace kernels
+
+void attention(ConstView q, ConstView k, ConstView v, View out, const AttentionOptions& options) {
+  kernels::AttentionRun run{.job = core::attention_job(q, k, v, out, options)};
+  kernels::run_attention(run);
+}
+
+std::size_t attention_workspace(ConstView q, ConstView k, ConstView v, const AttentionOptions& options) {
+  kernels::AttentionRun run{.job = core::attention_shape_job(q, k, v, options)};
+  kernels::plan_run(run);
+  return kernels::total_bytes(run) + kernels::Arena::kLine;
+}
+
+void shard_states(ConstView q, ConstView k, const Shard& shard, std::span<RowState> out,
+                  const AttentionOptions& options) {
+  kernels::AttentionRun run{
+      .job = core::shard_job(q, k, {}, {}, shard, options), .pass = kernels::Pass::states, .states = out};
+  kernels::check_one_a_row(out.size(), run.job, "out");
+  core::check_apart(run.job, {out, "out"});
+  kernels::run_attention(run);
+}
+
+void shard_sums(ConstView q, ConstView k, const Shard& shard, std::span<const RowScale> rows,
+                std::span<RowSums> out, const AttentionOptions& options) {
+  kernels::AttentionRun run{.job = core::shard_job(q, k, {}, {}, shard, options),
+                            .pass = kernels::Pass::sums,
+                            .scales = rows,
+                            .sums = out};
+  kernels::check_one_a_row(rows.size(), run.job, "rows");
+  kernels::check_one_a_row(out.size(), run.job, "out");
+  core::check_apart(run.job, {out, "out"});
+  core::check_apart({out, "out"}, {rows, "rows"});
+  kernels::run_attention(run);
+}
+
+void shard_attention(ConstView q, ConstView k, ConstView v, const Shard& shard,
+                     std::span<const RowScale> rows, View out, std::span<double> mass,
+                     const AttentionOptions& options) {
+  kernels::AttentionRun run{.job = core::shard_job(q, k, v, out, shard, options),
+                            .pass = kernels::Pass::shard,
+                            .scales = rows,
+                            .mass = mass};
+  kernels::check_one_a_row(rows.size(), run.job, "rows");
+  kernels::check_one_a_row(mass.size(), run.job, "mass");
+  if (!run.job.v.given) core::fail("v", "not given, must be (B, K, M, E)");
+  core::check_apart(run.job, {mass, "mass"});
+  core::check_apart({mass, "mass"}, {rows, "rows"});
+  core::check_apart({run.job.out, "out"}, {rows, "rows"});
+  kernels::run_attention(run);
+}
+
+}  // namespace whet
+#endif  // HWY_ONCE

@@ -1,0 +1,369 @@
+// The gradient of attention, for a part of a unit's rows, block by block. With x the logits, w the
+// weights, G = dL/dw:
+//
+//     x = q K^T           again, as forward
+//     G = dout V^T
+//     dx                  row by row from x and G (softmax_backward-inl.h); then x becomes w, G becomes dx
+//     dq  = dx K          scaled as q was
+//     dv += w^T dout      K rows of the unit in this part's own sums
+//     dk += dx^T q
+//
+// Five products where forward has two. dk and dv are summed over blocks in registers and then in memory, so a
+// block must have enough rows to pay for reading and writing them. Parts of a unit are added at the end,
+// in order.
+//
+// 0 times NaN must not happen where a key is hidden: units with anything that isn't finite in q, k, v or
+// dout take their sums key by key (AddWithCare).
+#if defined(WHET_KERNELS_ATTENTION_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WHET_KERNELS_ATTENTION_BACKWARD_INL_H_
+#undef WHET_KERNELS_ATTENTION_BACKWARD_INL_H_
+#else
+#define WHET_KERNELS_ATTENTION_BACKWARD_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/attention-inl.h"
+#include "kernels/attention_backward_run.h"
+#include "kernels/attention_block-inl.h"
+#include "kernels/attention_result-inl.h"
+#include "kernels/elements-inl.h"
+#include "kernels/matmul-inl.h"
+#include "kernels/softmax_backward-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace whet {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+using kernels::BackwardRun;
+using kernels::BackwardScratch;
+
+template <typename T>
+struct BackwardBlock {
+  const BackwardRun& run;
+  const Unit& unit;
+  const BackwardScratch<T>& scratch;
+  std::int64_t first_row;
+  std::int64_t rows;
+  KeyRange ranges[core::kMaxBlockRows]{};
+  KeyRange reach{};  // of all rows
+
+  T* x(std::int64_t row) const { return scratch.x + row * run.stride; }
+  T* g(std::int64_t row) const { return scratch.g + row * run.stride; }
+  std::int64_t strips() const { return (rows + kStripRows - 1) / kStripRows; }
+  int strip_rows(std::int64_t strip) const {
+    return static_cast<int>(std::min<std::int64_t>(kStripRows, rows - strip * kStripRows));
+  }
+};
+
+// to = a B for all rows of the block, where B is packed and transposed.
+template <typename T>
+HWY_INLINE void BlockProduct(const BackwardBlock<T>& block, const T* a, std::int64_t a_stride,
+                             const T* packed, std::int64_t size, T* to) {
+  const std::int64_t columns = PanelColumns<T>();
+  const KeyRange& reach = block.reach;
+  for (std::int64_t first = reach.begin / columns * columns; first < reach.end; first += columns) {
+    for (std::int64_t s = 0; s < block.strips(); ++s) {
+      const std::int64_t row = s * kStripRows;
+      Multiply<false>(block.strip_rows(s), Strip<T>{a + row * a_stride, a_stride, 1},
+                      Panel<T>{packed + first * size, columns}, size, to + row * block.run.stride + first,
+                      block.run.stride);
+    }
+  }
+}
+
+// The stats of a row with the sink as one more key, which is what its gradient is made of.
+template <typename T>
+HWY_INLINE RowStats GradientStats(const BackwardRun& run, std::int64_t row, std::int64_t head, T* x,
+                                  const KeyRange& range, T sink, const BackwardScratch<T>& scratch) {
+  const bool sinks = sink != kMinusInfinity<T>;
+  const Rule& rule = run.job.rule(head);
+  RowState state;
+  double beta = 1;
+  if (run.saved_stats) {
+    const RowStats& saved = run.job.options.stats[static_cast<std::size_t>(row)];
+    if (!sinks || saved.count == 0) return saved;
+    x[range.end] = sink;
+    state.count = static_cast<std::int64_t>(saved.count);
+    state.max = saved.max;
+    state.z = std::exp(saved.log_sum_exp - saved.max);
+    state.t = state.z * (std::log(state.z) - saved.entropy);
+    beta = saved.beta;
+  } else {
+    const T* kept = nullptr;
+    const RowOutcome<T> outcome = ChooseRow(x, range, sink, rule, true, scratch.tile_max, scratch.room, kept);
+    if (outcome.state.count == 0 || std::isnan(outcome.state.z)) return core::stats_of(outcome.state, 1, {});
+    state = outcome.state;
+    beta = outcome.beta;
+  }
+  const std::int64_t n = range.size() + (sinks ? 1 : 0);
+  const T* nothing = nullptr;
+  const Sums sums = Measure<1>(static_cast<const T*>(x + range.begin), static_cast<T*>(nullptr), n,
+                               static_cast<T>(state.max), beta, nothing);
+  return core::stats_of(state, beta, sums);
+}
+
+// dbias of a row: its dx, added in the place the bias has.
+template <typename T>
+HWY_INLINE void AddBias(const BackwardRun& run, const Unit& unit, std::int64_t unit_row,
+                        const KeyRange& range, const T* dx) {
+  const std::int64_t batch = unit.sequence.batch, head = unit.head(unit_row), query = unit.query(unit_row);
+  const core::Grid& dbias = run.bias_sums;
+  const std::int64_t first = unit.sequence.first_key + range.begin;
+  T* to = reinterpret_cast<T*>(dbias.at(batch, head, query, first));
+  for (std::int64_t i = 0; i < range.size(); ++i) to[i * dbias.strides[3]] += dx[range.begin + i];
+}
+
+// dx of the capped logit becomes that of the product: times 1 - tanh^2.
+template <typename T>
+HWY_INLINE void UncapGradient(const BackwardRun& run, const Unit& unit, std::int64_t unit_row,
+                              const KeyRange& range, const T* x, T* dx) {
+  const core::AttentionJob& job = run.job;
+  const T inverse = static_cast<T>(1 / job.options.softcap);
+  const std::byte* bias = SideRow(job.bias, unit, unit_row, range.begin);
+  const std::int64_t step = job.bias.strides[3] * core::element_bytes(job.bias.dtype);
+  for (std::int64_t i = 0; i < range.size(); ++i) {
+    const T logit = x[range.begin + i];
+    if (logit == kMinusInfinity<T>) continue;
+    const T capped = bias == nullptr ? logit : logit - Element<T>(job.bias, bias + i * step);
+    const T tangent = capped * inverse;
+    dx[range.begin + i] *= 1 - tangent * tangent;
+  }
+}
+
+// Products with a row's weights and dx, over visible keys alone. x holds logits, room weights.
+template <typename T>
+HWY_NOINLINE void AddWithCare(const BackwardBlock<T>& block, std::int64_t row, const T* x, const T* w,
+                              const T* dx) {
+  const core::AttentionShape& shape = block.run.job.shape;
+  const BackwardScratch<T>& scratch = block.scratch;
+  const Unit& unit = block.unit;
+  const T* q = scratch.q + row * block.run.key_size();
+  const T* dout = scratch.dout + row * block.run.value_size();
+  T* dq = scratch.dq + row * block.run.key_size();
+  T buffer[256];
+  for (std::int64_t key = block.ranges[row].begin; key < block.ranges[row].end; ++key) {
+    if (x[key] == kMinusInfinity<T>) continue;
+    const T* k = VectorOf(block.run.job.k, unit.sequence.batch, unit.key_head, unit.sequence.first_key + key,
+                          shape.key_size, buffer);
+    T* dk = scratch.dk + key * block.run.key_size();
+    T* dv = scratch.dv + key * block.run.value_size();
+    for (std::int64_t i = 0; i < shape.key_size; ++i) dq[i] += dx[key] * k[i];
+    for (std::int64_t i = 0; i < shape.key_size; ++i) dk[i] += dx[key] * q[i];
+    for (std::int64_t i = 0; i < shape.value_size; ++i) dv[i] += w[key] * dout[i];
+  }
+}
+
+// Logits and G of a row become its weights and dx; 0 where the row doesn't look.
+template <typename T>
+HWY_NOINLINE void RowGradient(const BackwardBlock<T>& block, std::int64_t row, bool careful) {
+  const BackwardRun& run = block.run;
+  const Unit& unit = block.unit;
+  const std::int64_t unit_row = block.first_row + row, head = unit.head(unit_row);
+  const KeyRange range = block.ranges[row], reach = block.reach;
+  T *x = block.x(row), *g = block.g(row);
+  const auto clear = [&](const KeyRange& used) HWY_ATTR {
+    for (T* line : {x, g}) {
+      std::fill(line + reach.begin, line + used.begin, T(0));
+      std::fill(line + used.end, line + reach.end, T(0));
+    }
+  };
+  if (range.empty()) return clear({reach.begin, reach.begin});
+  ShapeLogits(run.job, unit, unit_row, range, x);
+  const T sink = SinkOf<T>(run.job, head);
+  const bool sinks = sink != kMinusInfinity<T>;
+  const RowStats stats = GradientStats(run, run.job.row(unit.sequence.batch, head, unit.query(unit_row)),
+                                       head, x, range, sink, block.scratch);
+  if (stats.count == 0) return clear({reach.begin, reach.begin});
+
+  // The sink is a key with value 0.
+  const std::int64_t n = range.size() + (sinks ? 1 : 0);
+  if (sinks) g[range.end] = T(0);
+  core::RowArray line;
+  line.dtype = kArithmetic<T>;
+  line.key_stride = 1;
+  auto* gradient = reinterpret_cast<std::byte*>(g + range.begin);
+  T* kept = block.scratch.room + range.begin;
+  const BackwardRow<T> work{
+      x + range.begin, n, static_cast<T>(stats.max), stats, gradient, gradient, line, line, kept};
+  BackwardRowOf(work, run.job.rule(head), run.job.through_rule);
+  if (sinks) block.scratch.dsinks[head - unit.key_head * unit.group] += static_cast<double>(g[range.end]);
+  if (run.bias_sums.data != nullptr) AddBias(run, unit, unit_row, range, static_cast<const T*>(g));
+  if (run.job.options.softcap > 0) UncapGradient(run, unit, unit_row, range, static_cast<const T*>(x), g);
+  Scale(static_cast<const T*>(kept), careful ? kept : x + range.begin, range.size(), stats.sharp_peak);
+  if (careful)
+    AddWithCare(block, row, static_cast<const T*>(x), static_cast<const T*>(block.scratch.room),
+                static_cast<const T*>(g));
+  clear(range);
+}
+
+// dq = dx K
+template <typename T>
+HWY_INLINE void BlockQueries(const BackwardBlock<T>& block) {
+  const BackwardRun& run = block.run;
+  const std::int64_t size = run.job.shape.key_size, wide = run.key_size(), columns = PanelColumns<T>();
+  const std::int64_t piece = std::min(PieceKeys<T>(wide), kTileKeys);
+  for (std::int64_t begin = block.reach.begin; begin < block.reach.end; begin += piece) {
+    const std::int64_t end = std::min(block.reach.end, begin + piece);
+    const Panel<T> keys = Rows(run.job.k, block.unit, size, begin, end, block.scratch.tile, wide);
+    for (std::int64_t s = 0; s < block.strips(); ++s) {
+      const std::int64_t row = s * kStripRows;
+      for (std::int64_t e = 0; e < size; e += columns) {
+        Multiply<true>(block.strip_rows(s), Strip<T>{block.g(row) + begin, run.stride, 1},
+                       Panel<T>{keys.data + e, keys.stride}, end - begin, block.scratch.dq + row * wide + e,
+                       wide);
+      }
+    }
+  }
+}
+
+// to += a^T b: a holds a value a row and key, b a vector a row, `to` a vector a key.
+template <typename T>
+HWY_INLINE void BlockKeys(const BackwardBlock<T>& block, const T* a, const T* b, std::int64_t size,
+                          std::int64_t wide, T* to) {
+  const std::int64_t columns = PanelColumns<T>();
+  for (std::int64_t key = block.reach.begin; key < block.reach.end; key += kStripRows) {
+    const int keys = static_cast<int>(std::min<std::int64_t>(kStripRows, block.reach.end - key));
+    for (std::int64_t e = 0; e < size; e += columns) {
+      Multiply<true>(keys, Strip<T>{a + key, 1, block.run.stride}, Panel<T>{b + e, wide}, block.rows,
+                     to + key * wide + e, wide);
+    }
+  }
+}
+
+template <typename T>
+HWY_INLINE void StoreQueries(const BackwardBlock<T>& block) {
+  const core::AttentionJob& job = block.run.job;
+  if (job.dq.data == nullptr) return;
+  const std::int64_t size = job.shape.key_size;
+  for (std::int64_t row = 0; row < block.rows; ++row) {
+    const std::int64_t unit_row = block.first_row + row;
+    T* dq = block.scratch.dq + row * block.run.key_size();
+    const T scale = static_cast<T>(QueryScale<T>(job, block.unit, unit_row));
+    for (std::int64_t i = 0; i < size; ++i) dq[i] *= scale;
+    std::byte* to =
+        job.dq.at(block.unit.sequence.batch, block.unit.head(unit_row), block.unit.query(unit_row));
+    StoreRow(static_cast<const T*>(dq), job.dq.dtype, job.dq.strides[3], size, to);
+  }
+}
+
+template <typename T>
+HWY_NOINLINE void RunBackwardBlock(BackwardBlock<T>& block, bool careful) {
+  const BackwardRun& run = block.run;
+  const core::AttentionShape& shape = run.job.shape;
+  const BackwardScratch<T>& scratch = block.scratch;
+  const std::int64_t d_wide = run.key_size(), e_wide = run.value_size();
+  for (std::int64_t row = 0; row < block.rows; ++row) {
+    block.ranges[row] = block.unit.range(run.job, block.first_row + row);
+    block.reach = Union(block.reach, block.ranges[row]);
+  }
+  std::fill_n(scratch.dq, block.rows * d_wide, T(0));
+  LoadQueries(run.job, block.unit, block.first_row, block.first_row + block.rows, scratch.q, d_wide);
+  for (std::int64_t row = 0; row < block.rows; ++row) {
+    const std::int64_t unit_row = block.first_row + row;
+    T* to = scratch.dout + row * e_wide;
+    const std::byte* from =
+        run.job.dout.at(block.unit.sequence.batch, block.unit.head(unit_row), block.unit.query(unit_row));
+    LoadRow(from, run.job.dout.dtype, run.job.dout.strides[3], shape.value_size, to);
+    std::fill(to + shape.value_size, to + e_wide, T(0));
+  }
+  BlockProduct(block, static_cast<const T*>(scratch.q), d_wide, static_cast<const T*>(scratch.keys),
+               shape.key_size, scratch.x);
+  BlockProduct(block, static_cast<const T*>(scratch.dout), e_wide, static_cast<const T*>(scratch.values),
+               shape.value_size, scratch.g);
+  for (std::int64_t row = 0; row < block.rows; ++row) RowGradient(block, row, careful);
+  if (!careful) {
+    if (run.job.dq.data != nullptr) BlockQueries(block);
+    if (run.job.dv.data != nullptr) {
+      BlockKeys(block, static_cast<const T*>(scratch.x), static_cast<const T*>(scratch.dout),
+                shape.value_size, e_wide, scratch.dv);
+    }
+    if (run.job.dk.data != nullptr) {
+      BlockKeys(block, static_cast<const T*>(scratch.g), static_cast<const T*>(scratch.q), shape.key_size,
+                d_wide, scratch.dk);
+    }
+  }
+  StoreQueries(block);
+}
+
+// True if everything the unit's gradient is made of is finite.
+template <typename T>
+HWY_INLINE bool UnitIsFinite(const BackwardRun& run, const Unit& unit) {
+  const core::AttentionJob& job = run.job;
+  bool finite = IsFinite<T>(job.k, unit, job.shape.key_size, 0, unit.keys()) &&
+                IsFinite<T>(job.v, unit, job.shape.value_size, 0, unit.keys());
+  T buffer[256];
+  for (std::int64_t row = 0; finite && row < unit.rows(); ++row) {
+    const std::int64_t batch = unit.sequence.batch, head = unit.head(row), query = unit.query(row);
+    finite =
+        AllFinite(VectorOf(job.q, batch, head, query, job.shape.key_size, buffer), job.shape.key_size) &&
+        AllFinite(VectorOf(job.dout, batch, head, query, job.shape.value_size, buffer), job.shape.value_size);
+  }
+  return finite;
+}
+
+// dk or dv of a unit from the sums of its parts; 0 for keys beyond its length.
+template <typename T>
+HWY_INLINE void StoreKeys(const BackwardRun& run, const core::Grid& grid, const Unit& unit, std::int64_t size,
+                          T* sums, std::int64_t wide) {
+  if (grid.data == nullptr) return;
+  const bool packed = !run.job.options.key_starts.empty();
+  const std::int64_t all = packed ? unit.keys() : run.job.shape.keys;
+  const std::int64_t part_stride = kernels::padded(run.max_keys) * wide;
+  for (std::int64_t key = 0; key < all; ++key) {
+    T* sum = sums + key * wide;
+    if (key >= unit.keys()) {
+      std::fill_n(sum, size, T(0));
+    } else {
+      for (std::int64_t part = 1; part < run.plan.parts; ++part) {
+        for (std::int64_t i = 0; i < size; ++i) sum[i] += sum[part * part_stride + i];
+      }
+    }
+    std::byte* to = grid.at(unit.sequence.batch, unit.key_head, unit.sequence.first_key + key);
+    StoreRow(static_cast<const T*>(sum), grid.dtype, grid.strides[3], size, to);
+  }
+}
+
+// dk and dv of a unit once all its parts are done.
+template <typename T>
+HWY_INLINE void JoinParts(const BackwardRun& run, std::int64_t index, int worker) {
+  const Unit unit(run.job, index);
+  const BackwardScratch<T> first = kernels::backward_scratch_of<T>(run, index, 0, worker);
+  StoreKeys(run, run.job.dk, unit, run.job.shape.key_size, first.dk, run.key_size());
+  StoreKeys(run, run.job.dv, unit, run.job.shape.value_size, first.dv, run.value_size());
+}
+
+// Part `part` of the rows of a unit.
+template <typename T>
+HWY_NOINLINE void RunPart(const BackwardRun& run, std::int64_t index, std::int64_t part, int worker) {
+  const core::AttentionJob& job = run.job;
+  const Unit unit(job, index);
+  const BackwardScratch<T> scratch = kernels::backward_scratch_of<T>(run, index, part, worker);
+  const std::int64_t keys = unit.keys();
+  std::fill_n(scratch.dk, keys * run.key_size(), T(0));
+  std::fill_n(scratch.dv, keys * run.value_size(), T(0));
+  std::fill_n(scratch.dsinks, unit.group, 0.0);
+  const std::int64_t blocks = (unit.rows() + run.plan.block_rows - 1) / run.plan.block_rows;
+  const std::int64_t begin = blocks * part / run.plan.parts, end = blocks * (part + 1) / run.plan.parts;
+  if (begin < end) {
+    PackTransposed(job.k, unit, job.shape.key_size, 0, keys, scratch.keys);
+    PackTransposed(job.v, unit, job.shape.value_size, 0, keys, scratch.values);
+    const bool careful = !UnitIsFinite<T>(run, unit);
+    for (std::int64_t b = begin; b < end; ++b) {
+      const std::int64_t first = b * run.plan.block_rows;
+      BackwardBlock<T> block{run, unit, scratch, first, std::min(run.plan.block_rows, unit.rows() - first)};
+      RunBackwardBlock(block, careful);
+    }
+  }
+  if (run.plan.parts == 1) JoinParts<T>(run, index, worker);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace whet
+HWY_AFTER_NAMESPACE();
+
+#endif  // WHET_KERNELS_ATTENTION_BACKWARD_INL_H_

@@ -1,0 +1,214 @@
+// attention_backward: arguments in, gradients out.
+
+#include <whet/attention.h>
+
+#include <algorithm>
+
+#include "core/arguments.h"
+#include "core/attention_job.h"
+#include "core/attention_plan.h"
+#include "core/runtime.h"
+#include "core/thread_pool.h"
+#include "kernels/attention_backward_run.h"
+#include "kernels/row_job.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/attention_backward.cc"
+#include <hwy/foreach_target.h>
+#include <hwy/highway.h>
+
+#include "kernels/attention_backward-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace whet {
+namespace HWY_NAMESPACE {
+
+void BackwardTask(const BackwardRun& run, std::int64_t unit, std::int64_t part, int worker) {
+  run.job.shape.wide() ? RunPart<double>(run, unit, part, worker) : RunPart<float>(run, unit, part, worker);
+}
+
+void JoinTask(const BackwardRun& run, std::int64_t unit, int worker) {
+  run.job.shape.wide() ? JoinParts<double>(run, unit, worker) : JoinParts<float>(run, unit, worker);
+}
+
+// One element of a gradient that was summed in the type of the arithmetic.
+void StoreElement(const BackwardRun& run, double value, DType dtype, std::byte* to) {
+  const auto narrow = static_cast<float>(value);
+  run.job.shape.wide() ? StoreRow(&value, dtype, 1, 1, to) : StoreRow(&narrow, dtype, 1, 1, to);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace whet
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace whet {
+
+namespace kernels {
+
+HWY_EXPORT(BackwardTask);
+HWY_EXPORT(JoinTask);
+HWY_EXPORT(StoreElement);
+
+namespace {
+
+DType arithmetic(const core::AttentionShape& shape) { return shape.wide() ? DType::f64 : DType::f32; }
+
+// Calls body(a, b, c, d) for every element of a view of four axes.
+template <typename Body>
+void for_each_element(const Dims& sizes, const Body& body) {
+  for (std::int64_t a = 0; a < sizes[0]; ++a) {
+    for (std::int64_t b = 0; b < sizes[1]; ++b) {
+      for (std::int64_t c = 0; c < sizes[2]; ++c) {
+        for (std::int64_t d = 0; d < sizes[3]; ++d) body(a, b, c, d);
+      }
+    }
+  }
+}
+
+// dbias is summed where it lies if it has the type of the arithmetic, else in the workspace. Units that
+// share it can't run side by side, nor can parts of one.
+void plan_bias(BackwardRun& run, const Dims& sizes) {
+  if (!run.job.dbias.given) return;
+  const core::AttentionShape& shape = run.job.shape;
+  run.plan.parts = 1;
+  if ((sizes[0] == 1 && shape.batch > 1) || (sizes[1] == 1 && shape.heads > 1)) run.workers = 1;
+  run.bias_sums = run.job.dbias;
+  if (run.job.dbias.dtype == arithmetic(shape)) return;
+  run.bias_sums.dtype = arithmetic(shape);
+  std::int64_t stride = 1;
+  for (std::size_t i = 4; i-- > 0;) {
+    run.bias_sums.strides[i] = sizes[i] == 1 ? 0 : stride;
+    stride *= sizes[i];
+  }
+  run.bias_elements = stride;
+}
+
+void plan_backward(BackwardRun& run, const Dims& bias_sizes) {
+  const core::AttentionShape& shape = run.job.shape;
+  const int threads = core::resolve_threads(run.job.options.threads);
+  run.units = run.job.sequences() * shape.key_heads;
+  run.max_rows = shape.queries * shape.group;
+  run.max_keys = shape.keys;
+  if (!run.job.options.query_starts.empty()) {
+    run.max_rows = run.max_keys = 0;
+    for (std::int64_t i = 0; i < run.job.sequences(); ++i) {
+      const core::Sequence sequence = run.job.sequence(i);
+      run.max_rows = std::max(run.max_rows, sequence.queries * shape.group);
+      run.max_keys = std::max(run.max_keys, sequence.keys);
+    }
+  }
+  // Few rows go another road forward, where logits round differently.
+  run.saved_stats = !run.job.options.stats.empty() && run.max_rows > core::kFewRows;
+  run.stride = logit_stride(run.max_keys);
+  run.plan = core::backward_plan({.units = run.units,
+                                  .rows = run.max_rows,
+                                  .keys = run.max_keys,
+                                  .key_size = std::max(shape.key_size, shape.value_size),
+                                  .element_bytes = shape.wide() ? 8 : 4,
+                                  .cache_bytes = core::cache_bytes()});
+  run.workers = threads;
+  plan_bias(run, bias_sizes);
+  run.workers = static_cast<int>(
+      std::clamp<std::int64_t>(run.units * run.plan.parts, 1, static_cast<std::int64_t>(run.workers)));
+  Arena shared, worker;
+  if (shape.wide()) {
+    lay_out_backward_shared<double>(run, shared);
+    lay_out_backward_worker<double>(run, worker);
+  } else {
+    lay_out_backward_shared<float>(run, shared);
+    lay_out_backward_worker<float>(run, worker);
+  }
+  run.shared_bytes = shared.used();
+  run.worker_bytes = worker.used();
+}
+
+std::size_t total_bytes(const BackwardRun& run) {
+  std::size_t bytes = 0;
+  if (__builtin_mul_overflow(run.worker_bytes, static_cast<std::size_t>(run.workers), &bytes) ||
+      __builtin_add_overflow(bytes, run.shared_bytes, &bytes)) {
+    throw std::bad_alloc();
+  }
+  return bytes;
+}
+
+template <typename T>
+BackwardShared<T> backward_shared_of(const BackwardRun& run) {
+  Arena arena(run.memory);
+  return lay_out_backward_shared<T>(run, arena);
+}
+
+void clear_bias(BackwardRun& run, const Dims& sizes) {
+  if (run.bias_sums.data == nullptr) return;
+  if (run.bias_elements > 0) {
+    run.bias_sums.data = run.job.shape.wide()
+                             ? reinterpret_cast<std::byte*>(backward_shared_of<double>(run).bias)
+                             : reinterpret_cast<std::byte*>(backward_shared_of<float>(run).bias);
+  }
+  const std::int64_t bytes = core::element_bytes(run.bias_sums.dtype);
+  for_each_element(sizes,
+                   [&](auto... index) { std::fill_n(run.bias_sums.at(index...), bytes, std::byte{0}); });
+}
+
+void store_bias(const BackwardRun& run, const Dims& sizes) {
+  if (run.bias_elements == 0) return;
+  for_each_element(sizes, [&](auto... index) {
+    const std::byte* sum = run.bias_sums.at(index...);
+    const double value = run.job.shape.wide() ? *reinterpret_cast<const double*>(sum)
+                                              : static_cast<double>(*reinterpret_cast<const float*>(sum));
+    WHET_DISPATCH(StoreElement)(run, value, run.job.dbias.dtype, run.job.dbias.at(index...));
+  });
+}
+
+void store_sinks(const BackwardRun& run) {
+  const core::AttentionJob& job = run.job;
+  if (job.dsinks.data == nullptr) return;
+  const double* sums =
+      job.shape.wide() ? backward_shared_of<double>(run).dsinks : backward_shared_of<float>(run).dsinks;
+  for (std::int64_t head = 0; head < job.shape.heads; ++head) {
+    const std::int64_t key_head = head / job.shape.group, member = head % job.shape.group;
+    double sum = 0;
+    for (std::int64_t unit = key_head; unit < run.units; unit += job.shape.key_heads) {
+      for (std::int64_t part = 0; part < run.plan.parts; ++part) {
+        sum += sums[(unit * run.plan.parts + part) * job.shape.group + member];
+      }
+    }
+    WHET_DISPATCH(StoreElement)(run, sum, job.dsinks.dtype, job.dsinks.at(0, head, 0));
+  }
+}
+
+}  // namespace
+
+}  // namespace kernels
+
+void attention_backward(ConstView q, ConstView k, ConstView v, ConstView dout,
+                        const AttentionGradients& gradients, const AttentionOptions& options,
+                        BetaGradient beta_gradient) {
+  using namespace kernels;
+  BackwardRun run{.job = core::attention_backward_job(q, k, v, dout, gradients, options, beta_gradient)};
+  plan_backward(run, gradients.dbias.sizes);
+  const Workspace workspace(options.workspace, total_bytes(run));
+  run.memory = workspace.base();
+  clear_bias(run, gradients.dbias.sizes);
+  core::parallel_for(run.units * run.plan.parts, run.workers, [&](std::int64_t task, int worker) {
+    WHET_DISPATCH(BackwardTask)(run, task / run.plan.parts, task % run.plan.parts, worker);
+  });
+  if (run.shares_sums()) {
+    core::parallel_for(run.units, run.workers, [&](std::int64_t unit, int worker) {
+      WHET_DISPATCH(JoinTask)(run, unit, worker);
+    });
+  }
+  store_bias(run, gradients.dbias.sizes);
+  store_sinks(run);
+}
+
+std::size_t attention_backward_workspace(ConstView q, ConstView k, ConstView v,
+                                         const AttentionGradients& gradients,
+                                         const AttentionOptions& options) {
+  kernels::BackwardRun run{.job = core::attention_backward_shape_job(q, k, v, gradients, options)};
+  kernels::plan_backward(run, gradients.dbias.sizes);
+  return kernels::total_bytes(run) + kernels::Arena::kLine;
+}
+
+}  // namespace whet
+#endif  // HWY_ONCE

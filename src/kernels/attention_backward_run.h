@@ -1,0 +1,114 @@
+// One call of attention_backward: how it is cut up and where its scratch memory lies.
+#ifndef WHET_KERNELS_ATTENTION_BACKWARD_RUN_H_
+#define WHET_KERNELS_ATTENTION_BACKWARD_RUN_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "core/attention_job.h"
+#include "core/attention_plan.h"
+#include "kernels/attention_run.h"
+
+namespace whet::kernels {
+
+struct BackwardRun {
+  core::AttentionJob job;
+  core::BackwardPlan plan{};
+  bool saved_stats = false;  // options.stats are what forward found on the same road
+  core::Grid bias_sums{};    // dbias itself, or sums in the type of the arithmetic; data null: not wanted
+  std::int64_t bias_elements = 0;  // of such sums in the workspace
+  std::int64_t units = 0;
+  std::int64_t max_rows = 0;
+  std::int64_t max_keys = 0;
+  std::int64_t stride = 0;
+  int workers = 1;
+
+  std::byte* memory = nullptr;  // shared, then one piece a worker
+  std::size_t shared_bytes = 0;
+  std::size_t worker_bytes = 0;
+
+  std::int64_t key_size() const { return padded(job.shape.key_size); }
+  std::int64_t value_size() const { return padded(job.shape.value_size); }
+  // dk and dv of parts are kept until all are there; a unit in one part keeps its worker's.
+  bool shares_sums() const { return plan.parts > 1; }
+};
+
+template <typename T>
+struct BackwardScratch {
+  T* keys = nullptr;  // packed K and V, transposed
+  T* values = nullptr;
+  T* q = nullptr;     // block_rows x padded D, scaled
+  T* dout = nullptr;  // block_rows x padded E
+  T* dq = nullptr;    // block_rows x padded D
+  T* x = nullptr;     // block_rows x stride
+  T* g = nullptr;     // block_rows x stride
+  T* room = nullptr;  // one row
+  T* tile = nullptr;  // a tile of keys, converted
+  T* tile_max = nullptr;
+  T* dk = nullptr;           // keys x padded D
+  T* dv = nullptr;           // keys x padded E
+  double* dsinks = nullptr;  // one a head of the group
+};
+
+template <typename T>
+struct BackwardShared {
+  double* dsinks = nullptr;  // units x parts x group
+  T* dk = nullptr;           // units x parts x keys x padded D, if parts share
+  T* dv = nullptr;
+  T* bias = nullptr;  // bias_elements
+};
+
+template <typename T>
+BackwardShared<T> lay_out_backward_shared(const BackwardRun& run, Arena& arena) {
+  BackwardShared<T> s;
+  const std::int64_t parts = run.units * run.plan.parts;
+  s.dsinks = arena.take<double>(parts, run.job.shape.group);
+  if (run.shares_sums()) {
+    s.dk = arena.take<T>(parts, padded(run.max_keys), run.key_size());
+    s.dv = arena.take<T>(parts, padded(run.max_keys), run.value_size());
+  }
+  s.bias = arena.take<T>(run.bias_elements);
+  return s;
+}
+
+template <typename T>
+BackwardScratch<T> lay_out_backward_worker(const BackwardRun& run, Arena& arena) {
+  BackwardScratch<T> s;
+  const std::int64_t rows = run.plan.block_rows, keys = padded(run.max_keys);
+  s.keys = arena.take<T>(keys, run.job.shape.key_size);
+  s.values = arena.take<T>(keys, run.job.shape.value_size);
+  s.q = arena.take<T>(rows, run.key_size());
+  s.dout = arena.take<T>(rows, run.value_size());
+  s.dq = arena.take<T>(rows, run.key_size());
+  s.x = arena.take<T>(rows, run.stride);
+  s.g = arena.take<T>(rows, run.stride);
+  s.room = arena.take<T>(run.stride);
+  s.tile = arena.take<T>(core::kTileKeys, run.key_size());
+  s.tile_max = arena.take<T>(keys / core::kTileKeys + 1);
+  if (!run.shares_sums()) {
+    s.dk = arena.take<T>(keys, run.key_size());
+    s.dv = arena.take<T>(keys, run.value_size());
+  }
+  return s;
+}
+
+template <typename T>
+BackwardScratch<T> backward_scratch_of(const BackwardRun& run, std::int64_t unit, std::int64_t part,
+                                       int worker) {
+  Arena shared_arena(run.memory);
+  const BackwardShared<T> shared = lay_out_backward_shared<T>(run, shared_arena);
+  Arena arena(run.memory + run.shared_bytes + static_cast<std::size_t>(worker) * run.worker_bytes);
+  BackwardScratch<T> s = lay_out_backward_worker<T>(run, arena);
+  const std::int64_t index = unit * run.plan.parts + part;
+  s.dsinks = shared.dsinks + index * run.job.shape.group;
+  if (run.shares_sums()) {
+    s.dk = shared.dk + index * padded(run.max_keys) * run.key_size();
+    s.dv = shared.dv + index * padded(run.max_keys) * run.value_size();
+  }
+  return s;
+}
+
+}  // namespace whet::kernels
+
+#endif  // WHET_KERNELS_ATTENTION_BACKWARD_RUN_H_

@@ -1,0 +1,352 @@
+// Attention for a block of rows against all keys of its unit: many queries.
+//
+//     q        the block's rows, scaled, as T                         read once
+//     logits   x = q K^T, panel by panel of packed K                  K comes from L2 or L3 once a block
+//     weights  row by row in place (attention-inl.h)                  x comes from L2
+//     out      x V, tile by tile of 256 keys, over its normaliser     V comes from L2 or L3 once a block
+//
+// Limit: 4 D multiply-adds' flops a row and key at the rate of matmul-inl.h, beside one to two sweeps of
+// exponentials. A block's logits are kept because beta is known only after the whole row has been seen.
+#if defined(WHET_KERNELS_ATTENTION_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WHET_KERNELS_ATTENTION_BLOCK_INL_H_
+#undef WHET_KERNELS_ATTENTION_BLOCK_INL_H_
+#else
+#define WHET_KERNELS_ATTENTION_BLOCK_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/attention-inl.h"
+#include "kernels/attention_result-inl.h"
+#include "kernels/attention_run.h"
+#include "kernels/elements-inl.h"
+#include "kernels/matmul-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace whet {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+using kernels::Scratch;
+using kernels::Shared;
+
+// Rows of `grid` can be read where they are, as whole panels.
+template <typename T>
+HWY_INLINE bool IsPanelled(const core::Grid& grid, std::int64_t size) {
+  return grid.dtype == kArithmetic<T> && grid.strides[3] == 1 && size % PanelColumns<T>() == 0;
+}
+
+// What the products of a row are multiplied with.
+template <typename T>
+HWY_INLINE double QueryScale(const core::AttentionJob& job, const Unit& unit, std::int64_t row) {
+  if (job.query_scale.data == nullptr) return job.scale;
+  const std::byte* at = job.query_scale.at(unit.sequence.batch, unit.head(row), unit.query(row));
+  return job.scale * static_cast<double>(Element<T>(job.query_scale, at));
+}
+
+// to = rows [begin, end) of the unit, times their scale.
+template <typename T>
+HWY_INLINE void LoadQueries(const core::AttentionJob& job, const Unit& unit, std::int64_t begin,
+                            std::int64_t end, T* to, std::int64_t stride) {
+  const std::int64_t size = job.shape.key_size;
+  for (std::int64_t row = begin; row < end; ++row, to += stride) {
+    const T scale = static_cast<T>(QueryScale<T>(job, unit, row));
+    const std::byte* from = job.q.at(unit.sequence.batch, unit.head(row), unit.query(row));
+    LoadRow(from, job.q.dtype, job.q.strides[3], size, to);
+    for (std::int64_t i = 0; i < size; ++i) to[i] *= scale;
+    std::fill(to + size, to + stride, T(0));
+  }
+}
+
+// to = keys [begin, end) of the unit in a grid (k or v), padded with zeros to `stride`.
+template <typename T>
+HWY_INLINE void LoadVectors(const core::Grid& grid, const Unit& unit, std::int64_t size, std::int64_t begin,
+                            std::int64_t end, T* to, std::int64_t stride) {
+  for (std::int64_t key = begin; key < end; ++key, to += stride) {
+    const std::byte* from = grid.at(unit.sequence.batch, unit.key_head, unit.sequence.first_key + key);
+    LoadRow(from, grid.dtype, grid.strides[3], size, to);
+    std::fill(to + size, to + stride, T(0));
+  }
+}
+
+// Keys [begin, end) of a grid (k, or v in backward) as panels: element (d, key) at
+// to[key / C * C * size + d * C + key % C], C = PanelColumns; keys past the end are 0.
+template <typename T>
+HWY_NOINLINE void PackTransposed(const core::Grid& grid, const Unit& unit, std::int64_t size,
+                                 std::int64_t begin, std::int64_t end, T* to) {
+  const std::int64_t columns = PanelColumns<T>();
+  T buffer[256];
+  for (std::int64_t first = begin; first < end; first += columns) {
+    T* panel = to + first * size;
+    const std::int64_t used = std::min(columns, unit.keys() - first);
+    for (std::int64_t c = 0; c < columns; ++c) {
+      if (c >= used) {
+        for (std::int64_t i = 0; i < size; ++i) panel[i * columns + c] = T(0);
+        continue;
+      }
+      const T* key = VectorOf(grid, unit.sequence.batch, unit.key_head, unit.sequence.first_key + first + c,
+                              size, buffer);
+      for (std::int64_t i = 0; i < size; ++i) panel[i * columns + c] = key[i];
+    }
+  }
+}
+
+// True if all of v's keys [begin, end) are finite.
+template <typename T>
+HWY_NOINLINE bool IsFinite(const core::Grid& grid, const Unit& unit, std::int64_t size, std::int64_t begin,
+                           std::int64_t end) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  V sum = hn::Zero(d);
+  T buffer[256];
+  for (std::int64_t key = begin; key < end; ++key) {
+    const T* value =
+        VectorOf(grid, unit.sequence.batch, unit.key_head, unit.sequence.first_key + key, size, buffer);
+    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+    std::int64_t i = 0;
+    for (; i + lanes <= size; i += lanes) {
+      const V v = hn::LoadU(d, value + i);
+      sum = hn::Add(sum, hn::Sub(v, v));  // 0, or NaN
+    }
+    for (; i < size; ++i) sum = hn::Add(sum, hn::Set(d, value[i] - value[i]));
+  }
+  return hn::GetLane(hn::SumOfLanes(d, sum)) == T(0);
+}
+
+// Packs tile `tile` of the keys of unit `index` of the wave.
+template <typename T>
+HWY_INLINE void PackTile(const AttentionRun& run, std::int64_t index, std::int64_t tile) {
+  const core::AttentionJob& job = run.job;
+  const Unit unit(job, run.first_unit + index);
+  const std::int64_t begin = tile * kTileKeys, end = std::min(begin + kTileKeys, unit.keys());
+  if (begin >= end) return;
+  const Shared<T> shared = kernels::shared_of<T>(run);
+  PackTransposed(job.k, unit, job.shape.key_size, begin, end,
+                 shared.keys + index * kernels::padded(run.max_keys) * job.shape.key_size);
+  shared.unsafe[index * run.tiles + tile] =
+      job.v.data != nullptr && job.options.skip_epsilon > 0 &&
+              !IsFinite<T>(job.v, unit, job.shape.value_size, begin, end)
+          ? 1
+          : 0;
+}
+
+HWY_INLINE KeyRange Union(const KeyRange& a, const KeyRange& b) {
+  if (a.empty()) return b;
+  if (b.empty()) return a;
+  return {std::min(a.begin, b.begin), std::max(a.end, b.end)};
+}
+
+// A block at work.
+template <typename T>
+struct Block {
+  const AttentionRun& run;
+  const Unit& unit;
+  const T* keys;               // packed
+  const std::uint8_t* unsafe;  // tiles of V
+  std::int64_t first_row;
+  std::int64_t rows;
+  Scratch<T> scratch;
+  KeyRange ranges[core::kMaxBlockRows]{};
+  KeyRange reach[core::kMaxBlockRows / kStripRows]{};  // of a strip
+  RowOutcome<T> outcomes[core::kMaxBlockRows]{};
+
+  std::int64_t strips() const { return (rows + kStripRows - 1) / kStripRows; }
+  int strip_rows(std::int64_t strip) const {
+    return static_cast<int>(std::min<std::int64_t>(kStripRows, rows - strip * kStripRows));
+  }
+  T* x(std::int64_t row) const { return scratch.x + row * run.stride; }
+  std::uint8_t* live(std::int64_t strip) const { return scratch.live + strip * run.tiles; }
+};
+
+// x = q K^T where some row of the strip may look.
+template <typename T>
+HWY_INLINE void BlockLogits(const Block<T>& block) {
+  const std::int64_t size = block.run.job.shape.key_size, columns = PanelColumns<T>();
+  KeyRange all;
+  for (std::int64_t s = 0; s < block.strips(); ++s) all = Union(all, block.reach[s]);
+  for (std::int64_t first = all.begin / columns * columns; first < all.end; first += columns) {
+    const Panel<T> panel{block.keys + first * size, columns};
+    for (std::int64_t s = 0; s < block.strips(); ++s) {
+      if (first >= block.reach[s].end || first + columns <= block.reach[s].begin) continue;
+      const std::int64_t row = s * kStripRows;
+      Multiply<false>(block.strip_rows(s),
+                      Strip<T>{block.scratch.q + row * block.run.key_size(), block.run.key_size(), 1}, panel,
+                      size, block.x(row) + first, block.run.stride);
+    }
+  }
+}
+
+// Zeroes what a row doesn't weigh of the tiles that its strip's products will read.
+template <typename T>
+HWY_INLINE void ZeroUnweighed(T* x, const KeyRange& reach, const KeyRange& range, const std::uint8_t* keep,
+                              const std::uint8_t* live) {
+  for (std::int64_t begin = reach.begin; begin < reach.end;) {
+    const std::int64_t tile = begin / kTileKeys;
+    const std::int64_t end = std::min(reach.end, (tile + 1) * kTileKeys);
+    if (live[tile] != 0) {
+      std::fill(x + begin, x + (keep[tile] != 0 ? std::clamp(range.begin, begin, end) : end), T(0));
+      std::fill(x + (keep[tile] != 0 ? std::clamp(range.end, begin, end) : end), x + end, T(0));
+    }
+    begin = end;
+  }
+}
+
+// Weights of a strip in place; live[tile] says which tiles its product with V needs.
+template <typename T>
+HWY_INLINE void WeighStrip(Block<T>& block, std::int64_t strip) {
+  const AttentionRun& run = block.run;
+  const int rows = block.strip_rows(strip);
+  const KeyRange reach = block.reach[strip];
+  std::uint8_t* live = block.live(strip);
+  const std::int64_t first_tile = reach.begin / kTileKeys,
+                     tiles = reach.empty() ? 0 : (reach.end - 1) / kTileKeys + 1 - first_tile;
+  const bool skips = run.job.options.skip_epsilon > 0 && run.pass == Pass::attention;
+  std::fill_n(live + first_tile, tiles, std::uint8_t(0));
+  for (int r = 0; r < rows; ++r) {
+    const std::int64_t row = strip * kStripRows + r, unit_row = block.first_row + row;
+    const KeyRange range = block.ranges[row];
+    std::uint8_t* keep = block.scratch.keep + r * run.tiles;
+    std::fill_n(keep + first_tile, tiles, std::uint8_t(0));
+    block.outcomes[row] = {};
+    if (range.empty() && run.pass == Pass::attention) {
+      FinishEmptyRow(run, block.unit, unit_row);
+      continue;
+    }
+    // A shard without keys for the row may still hold its sink.
+    if (!range.empty()) {
+      std::fill(keep + range.begin / kTileKeys, keep + (range.end - 1) / kTileKeys + 1, std::uint8_t(1));
+    }
+    ShapeLogits(run.job, block.unit, unit_row, range, block.x(row));
+    const RowTools<T> tools{block.scratch.room, block.scratch.tile_max, skips ? keep : nullptr, block.unsafe,
+                            run.job.options.skip_epsilon};
+    block.outcomes[row] = FinishRow(run, block.unit, unit_row, block.x(row), range, tools, block.scratch.top);
+    if (!(block.outcomes[row].sums.z > 0)) std::fill_n(keep + first_tile, tiles, std::uint8_t(0));
+    for (std::int64_t t = first_tile; t < first_tile + tiles; ++t) live[t] |= keep[t];
+  }
+  for (int r = 0; r < rows; ++r) {
+    const std::int64_t row = strip * kStripRows + r;
+    ZeroUnweighed(block.x(row), reach, block.ranges[row], block.scratch.keep + r * run.tiles, live);
+  }
+  block.scratch.counts->tiles += tiles;
+  if (skips) block.scratch.counts->skipped += std::count(live + first_tile, live + first_tile + tiles, 0);
+}
+
+// Keys whose values (or keys, backward) fill half of a first-level cache of 32 KiB, so that all strips of a
+// block find them there.
+template <typename T>
+HWY_INLINE std::int64_t PieceKeys(std::int64_t wide) {
+  return std::max<std::int64_t>(8, 16384 / (wide * static_cast<std::int64_t>(sizeof(T))));
+}
+
+// Rows of k or v from key `key` of the unit on, for products with them: where they are if whole panels lie
+// there, else converted in `buffer`.
+template <typename T>
+HWY_INLINE Panel<T> Rows(const core::Grid& grid, const Unit& unit, std::int64_t size, std::int64_t key,
+                         std::int64_t end, T* buffer, std::int64_t wide) {
+  if (IsPanelled<T>(grid, size)) {
+    const std::byte* at = grid.at(unit.sequence.batch, unit.key_head, unit.sequence.first_key + key);
+    return {reinterpret_cast<const T*>(at), grid.strides[2]};
+  }
+  LoadVectors(grid, unit, size, key, end, buffer, wide);
+  return {buffer, wide};
+}
+
+// out = x V over the tiles that matter.
+template <typename T>
+HWY_INLINE void BlockOutput(const Block<T>& block) {
+  const AttentionRun& run = block.run;
+  const std::int64_t size = run.job.shape.value_size, wide = run.value_size(), columns = PanelColumns<T>();
+  const std::int64_t piece = PieceKeys<T>(wide);
+  KeyRange all;
+  for (std::int64_t s = 0; s < block.strips(); ++s) all = Union(all, block.reach[s]);
+  std::fill_n(block.scratch.out, block.rows * wide, T(0));
+  for (std::int64_t from = all.begin; from < all.end;) {
+    const std::int64_t tile = from / kTileKeys;
+    const std::int64_t to = std::min({all.end, (tile + 1) * kTileKeys, from + piece});
+    Panel<T> values{nullptr, 0};
+    for (std::int64_t s = 0; s < block.strips(); ++s) {
+      const std::int64_t begin = std::max(from, block.reach[s].begin), end = std::min(to, block.reach[s].end);
+      if (begin >= end || block.live(s)[tile] == 0) continue;
+      if (values.data == nullptr)
+        values = Rows(run.job.v, block.unit, size, from, to, block.scratch.values, wide);
+      const T* first = values.data + (begin - from) * values.stride;
+      const std::int64_t row = s * kStripRows;
+      for (std::int64_t e = 0; e < size; e += columns) {
+        Multiply<true>(block.strip_rows(s), Strip<T>{block.x(row) + begin, run.stride, 1},
+                       Panel<T>{first + e, values.stride}, end - begin, block.scratch.out + row * wide + e,
+                       wide);
+      }
+    }
+    from = to;
+  }
+}
+
+// A row whose output isn't finite though its weights are: its products again, without the values of
+// hidden keys, in the same order.
+template <typename T>
+HWY_NOINLINE void RepeatWithCare(const Block<T>& block, std::int64_t row, T* out) {
+  const AttentionRun& run = block.run;
+  const std::int64_t size = run.job.shape.key_size, wide = run.value_size(), columns = PanelColumns<T>();
+  const KeyRange range = block.ranges[row], reach = block.reach[row / kStripRows];
+  T* x = block.scratch.room;
+  for (std::int64_t first = range.begin / columns * columns; first < range.end; first += columns) {
+    Multiply<false>(1, Strip<T>{block.scratch.q + row * run.key_size(), run.key_size(), 1},
+                    Panel<T>{block.keys + first * size, columns}, size, x + first, run.stride);
+  }
+  ShapeLogits(run.job, block.unit, block.first_row + row, range, x);
+  std::fill_n(out, wide, T(0));
+  for (std::int64_t begin = reach.begin; begin < reach.end;) {
+    const std::int64_t tile = begin / kTileKeys, end = std::min(reach.end, (tile + 1) * kTileKeys);
+    if (block.live(row / kStripRows)[tile] != 0) {
+      T* values = block.scratch.values;
+      LoadVisible(run.job, block.unit, static_cast<const T*>(x), range, begin, end, values, wide);
+      for (std::int64_t e = 0; e < run.job.shape.value_size; e += columns) {
+        Multiply<true>(1, Strip<T>{block.x(row) + begin, run.stride, 1}, Panel<T>{values + e, wide},
+                       end - begin, out + e, wide);
+      }
+    }
+    begin = end;
+  }
+}
+
+// Rows [first_row, first_row + rows) of unit `index` of the wave.
+template <typename T>
+HWY_NOINLINE void RunBlock(const AttentionRun& run, std::int64_t index, std::int64_t first_row, int worker) {
+  const core::AttentionJob& job = run.job;
+  const Unit unit(job, run.first_unit + index);
+  const std::int64_t rows = std::min(run.plan.block_rows, unit.rows() - first_row);
+  if (rows <= 0) return;
+  const Shared<T> shared = kernels::shared_of<T>(run);
+  Block<T> block{run,
+                 unit,
+                 shared.keys + index * kernels::padded(run.max_keys) * job.shape.key_size,
+                 shared.unsafe + index * run.tiles,
+                 first_row,
+                 rows,
+                 kernels::scratch_of<T>(run, worker)};
+  for (std::int64_t row = 0; row < rows; ++row) {
+    block.ranges[row] = unit.range(job, first_row + row);
+    KeyRange& reach = block.reach[row / kStripRows];
+    reach = row % kStripRows == 0 ? block.ranges[row] : Union(reach, block.ranges[row]);
+  }
+  LoadQueries(job, unit, first_row, first_row + rows, block.scratch.q, run.key_size());
+  BlockLogits(block);
+  for (std::int64_t s = 0; s < block.strips(); ++s) WeighStrip(block, s);
+  if (run.pass == Pass::states || run.pass == Pass::sums) return;
+  BlockOutput(block);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    T* out = block.scratch.out + row * run.value_size();
+    const double z = block.outcomes[row].sums.z;
+    if (z > 0 && !AllFinite(out, job.shape.value_size)) RepeatWithCare(block, row, out);
+    StoreOutput(run, unit, first_row + row, z, out);
+  }
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace whet
+HWY_AFTER_NAMESPACE();
+
+#endif  // WHET_KERNELS_ATTENTION_BLOCK_INL_H_

@@ -1,0 +1,342 @@
+// Attention for few queries against many keys: decoding.
+//
+//     logits   a task is a chunk of keys: products of all rows of the unit with them, from K as it lies
+//     weights  a task is a row, whole: maximum, beta, exponentials (attention-inl.h)
+//     values   a task is a chunk of keys: weighted sums of V as it lies
+//     out      the chunks' sums added in order, over the normaliser
+//
+// Nothing is packed: every key and value is read once, so the limit is memory bandwidth. Products of up to 3
+// rows with 4 keys keep 12 sums in registers; 16-bit keys and values become f32 on the way to them, which
+// serves all rows of the group. No tile is skipped.
+#if defined(WHET_KERNELS_ATTENTION_FEW_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WHET_KERNELS_ATTENTION_FEW_INL_H_
+#undef WHET_KERNELS_ATTENTION_FEW_INL_H_
+#else
+#define WHET_KERNELS_ATTENTION_FEW_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "kernels/attention-inl.h"
+#include "kernels/attention_block-inl.h"
+#include "kernels/attention_result-inl.h"
+#include "kernels/attention_run.h"
+#include "kernels/elements-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace whet {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+inline constexpr int kFewGroup = 3;           // rows at a time
+inline constexpr int kFewKeys = 4;            // keys at a time
+inline constexpr int kFewVectors = 4;         // vectors of a value at a time
+inline constexpr std::int64_t kFewTile = 64;  // keys that stay in the first-level cache for all rows
+
+template <class D, typename T>
+HWY_INLINE hn::Vec<D> LoadWide(D d, const T* from) {
+  return hn::LoadU(d, from);
+}
+template <class D>
+HWY_INLINE hn::Vec<D> LoadWide(D /*d*/, const bf16* from) {
+  const auto* bits = reinterpret_cast<const std::uint16_t*>(from);
+  return FromBits(bf16{}, hn::PromoteTo(DBits(), hn::LoadU(D16(), bits)));
+}
+template <class D>
+HWY_INLINE hn::Vec<D> LoadWide(D /*d*/, const f16* from) {
+  const auto* bits = reinterpret_cast<const std::uint16_t*>(from);
+  return FromBits(f16{}, hn::PromoteTo(DBits(), hn::LoadU(D16(), bits)));
+}
+
+#if HWY_TARGET != HWY_SCALAR
+// out[0..4) = the sums over all blocks of 4 lanes.
+template <class D>
+HWY_INLINE void StoreBlockSum(D d, hn::Vec<D> v, float* out) {
+  if constexpr (hn::MaxLanes(d) > 4) {
+    const hn::Half<D> half;
+    StoreBlockSum(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)), out);
+  } else {
+    hn::StoreU(v, d, out);
+  }
+}
+
+// out[i] = the sum of the lanes of sums[i].
+HWY_INLINE void StoreSums(hn::ScalableTag<float> d, const hn::Vec<hn::ScalableTag<float>>* sums, float* out) {
+  const hn::RepartitionToWide<decltype(d)> dw;
+  const auto a = hn::Add(hn::InterleaveLower(d, sums[0], sums[1]), hn::InterleaveUpper(d, sums[0], sums[1]));
+  const auto b = hn::Add(hn::InterleaveLower(d, sums[2], sums[3]), hn::InterleaveUpper(d, sums[2], sums[3]));
+  const auto aw = hn::BitCast(dw, a), bw = hn::BitCast(dw, b);
+  const auto low = hn::BitCast(d, hn::InterleaveLower(dw, aw, bw));
+  const auto high = hn::BitCast(d, hn::InterleaveUpper(dw, aw, bw));
+  StoreBlockSum(d, hn::Add(low, high), out);
+}
+#else
+HWY_INLINE void StoreSums(hn::ScalableTag<float> d, const hn::Vec<hn::ScalableTag<float>>* sums, float* out) {
+  for (int i = 0; i < kFewKeys; ++i) out[i] = hn::GetLane(hn::SumOfLanes(d, sums[i]));
+}
+#endif
+HWY_INLINE void StoreSums(hn::ScalableTag<double> d, const hn::Vec<hn::ScalableTag<double>>* sums,
+                          double* out) {
+  for (int i = 0; i < kFewKeys; ++i) out[i] = hn::GetLane(hn::SumOfLanes(d, sums[i]));
+}
+
+// x[row][key] = <q_row, k_key> for kRows rows and `keys` keys; size is a multiple of the vector.
+template <int kRows, typename T, typename Stored>
+HWY_NOINLINE void DotRows(const T* q, std::int64_t q_stride, const Stored* k, std::int64_t k_stride,
+                          std::int64_t keys, std::int64_t size, T* x, std::int64_t x_stride) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  for (std::int64_t key = 0; key < keys; key += kFewKeys) {
+    const Stored* at[kFewKeys];
+    for (int i = 0; i < kFewKeys; ++i) at[i] = k + std::min(key + i, keys - 1) * k_stride;
+    V sums[kRows][kFewKeys];
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+      for (int i = 0; i < kFewKeys; ++i) sums[r][i] = hn::Zero(d);
+    }
+    for (std::int64_t e = 0; e < size; e += lanes) {
+      V values[kFewKeys];
+#pragma GCC unroll 4
+      for (int i = 0; i < kFewKeys; ++i) values[i] = LoadWide(d, at[i] + e);
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        const V query = hn::LoadU(d, q + r * q_stride + e);
+#pragma GCC unroll 4
+        for (int i = 0; i < kFewKeys; ++i) sums[r][i] = hn::MulAdd(query, values[i], sums[r][i]);
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      T four[kFewKeys];
+      StoreSums(d, sums[r], four);
+      std::copy_n(four, std::min<std::int64_t>(kFewKeys, keys - key), x + r * x_stride + key);
+    }
+  }
+}
+
+// out[row] += sum over keys of w[row][key] v_key, kColumns vectors of it.
+template <int kRows, int kColumns, typename T, typename Stored>
+HWY_INLINE void AddValueColumns(const T* w, std::int64_t w_stride, const Stored* v, std::int64_t v_stride,
+                                std::int64_t keys, T* out, std::int64_t out_stride) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  V sums[kRows][kColumns];
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kColumns; ++c) sums[r][c] = hn::LoadU(d, out + r * out_stride + c * lanes);
+  }
+  for (std::int64_t key = 0; key < keys; ++key, v += v_stride) {
+    V values[kColumns];
+#pragma GCC unroll 4
+    for (int c = 0; c < kColumns; ++c) values[c] = LoadWide(d, v + c * lanes);
+#pragma GCC unroll 4
+    for (int r = 0; r < kRows; ++r) {
+      const V weight = hn::Set(d, w[r * w_stride + key]);
+#pragma GCC unroll 4
+      for (int c = 0; c < kColumns; ++c) sums[r][c] = hn::MulAdd(weight, values[c], sums[r][c]);
+    }
+  }
+#pragma GCC unroll 4
+  for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (int c = 0; c < kColumns; ++c) hn::StoreU(sums[r][c], d, out + r * out_stride + c * lanes);
+  }
+}
+
+template <int kRows, typename T, typename Stored>
+HWY_NOINLINE void AddValues(const T* w, std::int64_t w_stride, const Stored* v, std::int64_t v_stride,
+                            std::int64_t keys, std::int64_t size, T* out, std::int64_t out_stride) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
+  std::int64_t e = 0;
+  for (; e + kFewVectors * lanes <= size; e += kFewVectors * lanes) {
+    AddValueColumns<kRows, kFewVectors>(w, w_stride, v + e, v_stride, keys, out + e, out_stride);
+  }
+  for (; e < size; e += lanes)
+    AddValueColumns<kRows, 1>(w, w_stride, v + e, v_stride, keys, out + e, out_stride);
+}
+
+// Calls body(first row, integral constant of rows) for groups of rows.
+template <class Body>
+HWY_INLINE void ForRowGroups(std::int64_t rows, const Body& body) {
+  static_assert(kFewGroup == 3);
+  std::int64_t row = 0;
+  for (; row + 3 <= rows; row += 3) body(row, std::integral_constant<int, 3>());
+  if (rows - row == 2) body(row, std::integral_constant<int, 2>());
+  if (rows - row == 1) body(row, std::integral_constant<int, 1>());
+}
+
+// Calls body(rows of keys as they can be read, stride, size): in the stored type where whole vectors lie
+// there, else converted in `buffer`, padded with zeros.
+template <typename T, class Body>
+HWY_INLINE void WithStored(const core::Grid& grid, const Unit& unit, std::int64_t key, std::int64_t keys,
+                           std::int64_t size, T* buffer, const Body& body) {
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
+  const std::byte* at = grid.at(unit.sequence.batch, unit.key_head, unit.sequence.first_key + key);
+  const std::int64_t stride = grid.strides[2];
+  if (grid.strides[3] == 1 && size % lanes == 0) {
+    if (grid.dtype == kArithmetic<T>) return body(reinterpret_cast<const T*>(at), stride, size);
+    if constexpr (sizeof(T) == sizeof(float)) {
+      if (grid.dtype == DType::bf16) return body(reinterpret_cast<const bf16*>(at), stride, size);
+      return body(reinterpret_cast<const f16*>(at), stride, size);
+    }
+  }
+  const std::int64_t wide = kernels::padded(size), bytes = core::element_bytes(grid.dtype);
+  for (std::int64_t i = 0; i < keys; ++i) {
+    LoadRow(at + i * stride * bytes, grid.dtype, grid.strides[3], size, buffer + i * wide);
+    std::fill(buffer + i * wide + size, buffer + (i + 1) * wide, T(0));
+  }
+  body(static_cast<const T*>(buffer), wide, wide);
+}
+
+// Products of rows with keys [range) of the unit, at x + row * x_stride + key.
+template <typename T>
+HWY_INLINE void FewProducts(const AttentionRun& run, const Unit& unit, const T* q, std::int64_t rows,
+                            const KeyRange& range, T* buffer, T* x, std::int64_t x_stride) {
+  for (std::int64_t key = range.begin; key < range.end; key += kFewTile) {
+    const std::int64_t keys = std::min(kFewTile, range.end - key);
+    WithStored(run.job.k, unit, key, keys, run.job.shape.key_size, buffer,
+               [&](const auto* k, std::int64_t stride, std::int64_t size) HWY_ATTR {
+                 ForRowGroups(rows, [&](std::int64_t row, auto count) HWY_ATTR {
+                   DotRows<decltype(count)::value>(q + row * run.key_size(), run.key_size(), k, stride, keys,
+                                                   size, x + row * x_stride + key, x_stride);
+                 });
+               });
+  }
+}
+
+// Keys that any row of the unit may see.
+HWY_INLINE KeyRange Reach(const AttentionRun& run, const Unit& unit) {
+  KeyRange all;
+  for (std::int64_t row = 0; row < unit.rows(); ++row) all = Union(all, unit.range(run.job, row));
+  return all;
+}
+
+HWY_INLINE KeyRange ChunkOf(const AttentionRun& run, const Unit& unit, std::int64_t chunk) {
+  const KeyRange reach = Reach(run, unit);
+  return {std::max(reach.begin, chunk * core::kChunkKeys),
+          std::min(reach.end, (chunk + 1) * core::kChunkKeys)};
+}
+
+// Tiles within reach of the strip that begins at `row`.
+HWY_INLINE std::int64_t StripTiles(const AttentionRun& run, const Unit& unit, std::int64_t row) {
+  KeyRange reach;
+  for (std::int64_t r = row; r < std::min(row + kStripRows, unit.rows()); ++r) {
+    reach = Union(reach, unit.range(run.job, r));
+  }
+  return reach.empty() ? 0 : (reach.end - 1) / kTileKeys + 1 - reach.begin / kTileKeys;
+}
+
+template <typename T>
+HWY_INLINE void FewLogits(const AttentionRun& run, std::int64_t index, std::int64_t chunk, int worker) {
+  const Unit unit(run.job, run.first_unit + index);
+  const KeyRange keys = ChunkOf(run, unit, chunk);
+  if (keys.empty()) return;
+  const Scratch<T> scratch = kernels::scratch_of<T>(run, worker);
+  LoadQueries(run.job, unit, 0, unit.rows(), scratch.q, run.key_size());
+  T* x = kernels::shared_of<T>(run).x + index * run.max_rows * run.stride;
+  FewProducts(run, unit, static_cast<const T*>(scratch.q), unit.rows(), keys, scratch.values, x, run.stride);
+}
+
+template <typename T>
+HWY_INLINE void FewWeights(const AttentionRun& run, std::int64_t index, std::int64_t row, int worker) {
+  const Unit unit(run.job, run.first_unit + index);
+  if (row >= unit.rows()) return;
+  const Scratch<T> scratch = kernels::scratch_of<T>(run, worker);
+  const Shared<T> shared = kernels::shared_of<T>(run);
+  const KeyRange reach = Reach(run, unit), range = unit.range(run.job, row);
+  T* x = shared.x + (index * run.max_rows + row) * run.stride;
+  RowOutcome<T> outcome;
+  if (range.empty()) {
+    FinishEmptyRow(run, unit, row);
+  } else {
+    ShapeLogits(run.job, unit, row, range, x);
+    const RowTools<T> tools{scratch.room, scratch.tile_max, nullptr, nullptr, 0};
+    outcome = FinishRow(run, unit, row, x, range, tools, scratch.top);
+  }
+  const KeyRange weighed = outcome.sums.z > 0 ? range : KeyRange{reach.begin, reach.begin};
+  std::fill(x + reach.begin, x + std::max(weighed.begin, reach.begin), T(0));
+  std::fill(x + weighed.end, x + std::max(reach.end, weighed.end), T(0));
+  shared.z[index * run.max_rows + row] = outcome.sums.z;
+  if (row % kStripRows == 0) scratch.counts->tiles += StripTiles(run, unit, row);
+}
+
+template <typename T>
+HWY_INLINE void FewValues(const AttentionRun& run, std::int64_t index, std::int64_t chunk, int worker) {
+  const Unit unit(run.job, run.first_unit + index);
+  const Shared<T> shared = kernels::shared_of<T>(run);
+  const std::int64_t rows = unit.rows(), wide = run.value_size();
+  T* sums = shared.partial + (index * run.plan.blocks + chunk) * run.max_rows * wide;
+  std::fill_n(sums, rows * wide, T(0));
+  const KeyRange range = ChunkOf(run, unit, chunk);
+  const T* x = shared.x + index * run.max_rows * run.stride;
+  T* buffer = kernels::scratch_of<T>(run, worker).values;
+  for (std::int64_t key = range.begin; key < range.end; key += kFewTile) {
+    const std::int64_t keys = std::min(kFewTile, range.end - key);
+    WithStored(run.job.v, unit, key, keys, run.job.shape.value_size, buffer,
+               [&](const auto* v, std::int64_t stride, std::int64_t size) HWY_ATTR {
+                 ForRowGroups(rows, [&](std::int64_t row, auto count) HWY_ATTR {
+                   AddValues<decltype(count)::value>(x + row * run.stride + key, run.stride, v, stride, keys,
+                                                     size, sums + row * wide, wide);
+                 });
+               });
+  }
+}
+
+// A row whose output isn't finite though its weights are: its sums again, without the values of hidden
+// keys, in the same order.
+template <typename T>
+HWY_NOINLINE void FewWithCare(const AttentionRun& run, const Unit& unit, std::int64_t row, const T* weights,
+                              const Scratch<T>& scratch, T* out) {
+  const std::int64_t size = run.job.shape.value_size, wide = run.value_size();
+  const KeyRange range = unit.range(run.job, row);
+  T* x = scratch.room;
+  LoadQueries(run.job, unit, row, row + 1, scratch.q, run.key_size());
+  FewProducts(run, unit, static_cast<const T*>(scratch.q), 1, range, scratch.values, x, run.stride);
+  ShapeLogits(run.job, unit, row, range, x);
+  std::fill_n(out, size, T(0));
+  HWY_ALIGN T sum[256];
+  for (std::int64_t chunk = 0; chunk < run.plan.blocks; ++chunk) {
+    const KeyRange keys = ChunkOf(run, unit, chunk);
+    std::fill_n(sum, wide, T(0));
+    for (std::int64_t key = keys.begin; key < keys.end; key += kFewTile) {
+      const std::int64_t end = std::min(key + kFewTile, keys.end);
+      LoadVisible(run.job, unit, static_cast<const T*>(x), range, key, end, scratch.values, wide);
+      AddValues<1>(weights + key, run.stride, static_cast<const T*>(scratch.values), wide, end - key, wide,
+                   sum, wide);
+    }
+    for (std::int64_t i = 0; i < size; ++i) out[i] += sum[i];
+  }
+}
+
+template <typename T>
+HWY_INLINE void FewOutput(const AttentionRun& run, std::int64_t index, std::int64_t row, int worker) {
+  const Unit unit(run.job, run.first_unit + index);
+  if (row >= unit.rows()) return;
+  const Scratch<T> scratch = kernels::scratch_of<T>(run, worker);
+  const Shared<T> shared = kernels::shared_of<T>(run);
+  const std::int64_t size = run.job.shape.value_size, wide = run.value_size();
+  T* out = scratch.out;
+  std::fill_n(out, size, T(0));
+  for (std::int64_t chunk = 0; chunk < run.plan.blocks; ++chunk) {
+    const T* sum = shared.partial + ((index * run.plan.blocks + chunk) * run.max_rows + row) * wide;
+    for (std::int64_t i = 0; i < size; ++i) out[i] += sum[i];
+  }
+  const double z = shared.z[index * run.max_rows + row];
+  if (z > 0 && !AllFinite(out, size)) {
+    const T* weights = shared.x + (index * run.max_rows + row) * run.stride;
+    FewWithCare(run, unit, row, weights, scratch, out);
+  }
+  StoreOutput(run, unit, row, z, out);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace whet
+HWY_AFTER_NAMESPACE();
+
+#endif  // WHET_KERNELS_ATTENTION_FEW_INL_H_

@@ -1,0 +1,217 @@
+// One call of attention on its way through the kernels: the checked job, how it is cut up, and where its
+// scratch memory lies.
+#ifndef WHET_KERNELS_ATTENTION_RUN_H_
+#define WHET_KERNELS_ATTENTION_RUN_H_
+
+#include <whet/attention.h>
+#include <whet/error.h>
+#include <whet/shard.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include "core/attention_job.h"
+#include "core/attention_plan.h"
+
+namespace whet::kernels {
+
+// Panels of every target divide this, so sizes padded to it suit all of them.
+inline constexpr std::int64_t kPad = 64;
+inline constexpr std::int64_t padded(std::int64_t n) { return (n + kPad - 1) / kPad * kPad; }
+
+// Elements from one row of logits to the next: room for a sink, and rows that don't all start in the
+// same set of the first-level cache.
+inline constexpr std::int64_t logit_stride(std::int64_t keys) { return padded(keys) + 16; }
+
+// Hands out pieces of one block of memory. With a null base it only counts.
+class Arena {
+ public:
+  static constexpr std::size_t kLine = 64;
+
+  explicit Arena(std::byte* base = nullptr) : base_(base) {}
+
+  template <typename T>
+  T* take(std::int64_t a, std::int64_t b = 1, std::int64_t c = 1) {
+    std::size_t bytes = sizeof(T);
+    for (const std::int64_t n : {a, b, c}) {
+      if (__builtin_mul_overflow(bytes, static_cast<std::size_t>(n), &bytes)) throw std::bad_alloc();
+    }
+    const std::size_t at = used_;
+    if (__builtin_add_overflow(used_, bytes, &used_) || __builtin_add_overflow(used_, kLine - 1, &used_)) {
+      throw std::bad_alloc();
+    }
+    used_ &= ~(kLine - 1);
+    return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + at);
+  }
+
+  std::size_t used() const { return used_; }
+
+ private:
+  std::byte* base_;
+  std::size_t used_ = 0;
+};
+
+// The call's memory: the caller's workspace, or one allocation.
+class Workspace {
+ public:
+  Workspace(std::span<std::byte> given, std::size_t needed) {
+    if (given.empty()) {
+      if (needed == 0) return;
+      owned_.reset(static_cast<std::byte*>(::operator new(needed, std::align_val_t(Arena::kLine))));
+      base_ = owned_.get();
+      return;
+    }
+    if (given.size() < needed + Arena::kLine) {
+      throw Error("workspace: has " + std::to_string(given.size()) + " bytes, must have at least " +
+                  std::to_string(needed + Arena::kLine));
+    }
+    void* base = given.data();
+    std::size_t space = given.size();
+    base_ = static_cast<std::byte*>(std::align(Arena::kLine, needed, base, space));
+  }
+  std::byte* base() const { return base_; }
+
+ private:
+  struct Delete {
+    void operator()(std::byte* p) const { ::operator delete(p, std::align_val_t(Arena::kLine)); }
+  };
+  std::unique_ptr<std::byte, Delete> owned_;
+  std::byte* base_ = nullptr;
+};
+
+// What is wanted of the rows.
+enum class Pass {
+  attention,
+  states,  // shard_states
+  sums,    // shard_sums
+  shard    // shard_attention
+};
+
+// Scratch of one worker.
+template <typename T>
+struct Scratch {
+  T* q = nullptr;                // block_rows x padded D, scaled
+  T* x = nullptr;                // block_rows x stride: logits, then weights
+  T* out = nullptr;              // block_rows x padded E
+  T* room = nullptr;             // one row
+  T* values = nullptr;           // a tile of values, converted
+  T* tile_max = nullptr;         // one a tile
+  std::uint8_t* keep = nullptr;  // kBlockStep rows x tiles: does a row need a tile?
+  std::uint8_t* live = nullptr;  // strips x tiles: does a strip?
+  std::int64_t* top = nullptr;   // top_k keys
+  TileCounts* counts = nullptr;
+};
+
+struct AttentionRun {
+  core::AttentionJob job;
+  core::AttentionPlan plan{};
+  Pass pass = Pass::attention;
+  std::span<const RowScale> scales{};  // sums, shard
+  std::span<RowState> states{};        // states
+  std::span<RowSums> sums{};           // sums
+  std::span<double> mass{};            // shard
+
+  std::int64_t units = 0;     // sequences x key heads
+  std::int64_t max_rows = 0;  // of a unit
+  std::int64_t max_keys = 0;
+  std::int64_t stride = 0;  // of rows of logits
+  std::int64_t tiles = 0;   // of max_keys
+  int workers = 1;
+
+  std::byte* memory = nullptr;  // what all workers share comes first, then one Scratch a worker
+  std::size_t shared_bytes = 0;
+  std::size_t worker_bytes = 0;
+
+  std::int64_t first_unit = 0;  // of the wave at work
+  std::int64_t key_size() const { return padded(job.shape.key_size); }
+  std::int64_t value_size() const { return padded(job.shape.value_size); }
+};
+
+// What all workers of a wave share.
+template <typename T>
+struct Shared {
+  T* keys = nullptr;               // many rows: a wave of packed K
+  std::uint8_t* unsafe = nullptr;  // many rows: 1 a tile of V that holds NaN or infinity; a wave
+  T* x = nullptr;                  // few rows: rows x stride, a wave
+  T* partial = nullptr;            // few rows: chunks x rows x padded E, a wave
+  double* z = nullptr;             // few rows: normaliser of a row, a wave
+};
+
+// Used both to count and to lay out.
+template <typename T>
+Shared<T> lay_out_shared(const AttentionRun& run, Arena& arena) {
+  Shared<T> s;
+  const std::int64_t wave = run.plan.wave;
+  if (run.plan.few) {
+    s.x = arena.take<T>(wave, run.max_rows, run.stride);
+    s.partial = arena.take<T>(wave * run.plan.blocks, run.max_rows, run.value_size());
+    s.z = arena.take<double>(wave, run.max_rows);
+  } else {
+    s.keys = arena.take<T>(wave, padded(run.max_keys), run.job.shape.key_size);
+    s.unsafe = arena.take<std::uint8_t>(wave, run.tiles);
+  }
+  return s;
+}
+
+template <typename T>
+Scratch<T> lay_out_worker(const AttentionRun& run, Arena& arena) {
+  Scratch<T> s;
+  const std::int64_t rows = run.plan.few ? 1 : run.plan.block_rows;
+  s.q = arena.take<T>(run.plan.few ? run.max_rows : rows, run.key_size());
+  if (!run.plan.few) s.x = arena.take<T>(rows, run.stride);
+  s.out = arena.take<T>(rows, run.value_size());
+  s.room = arena.take<T>(run.stride);
+  s.values = arena.take<T>(core::kTileKeys, std::max(run.value_size(), run.key_size()));
+  s.tile_max = arena.take<T>(run.tiles);
+  s.keep = arena.take<std::uint8_t>(core::kBlockStep, run.tiles);
+  s.live = arena.take<std::uint8_t>((rows + core::kBlockStep - 1) / core::kBlockStep, run.tiles);
+  s.top = arena.take<std::int64_t>(run.job.options.top_k);
+  s.counts = arena.take<TileCounts>(1);
+  return s;
+}
+
+template <typename T>
+Shared<T> shared_of(const AttentionRun& run) {
+  Arena arena(run.memory);
+  return lay_out_shared<T>(run, arena);
+}
+
+template <typename T>
+Scratch<T> scratch_of(const AttentionRun& run, int worker) {
+  Arena arena(run.memory + run.shared_bytes + static_cast<std::size_t>(worker) * run.worker_bytes);
+  return lay_out_worker<T>(run, arena);
+}
+
+// A unit of the wave and its rows.
+struct Unit {
+  core::Sequence sequence;
+  std::int64_t key_head;
+  std::int64_t group;
+
+  Unit(const core::AttentionJob& job, std::int64_t index)
+      : sequence(job.sequence(index / job.shape.key_heads)),
+        key_head(index % job.shape.key_heads),
+        group(job.shape.group) {}
+
+  std::int64_t rows() const { return sequence.queries * group; }
+  std::int64_t keys() const { return sequence.keys; }
+  std::int64_t query(std::int64_t row) const { return sequence.first_query + row / group; }
+  std::int64_t head(std::int64_t row) const { return key_head * group + row % group; }
+
+  // Keys that lengths, causal and window leave to a row, counted from the unit's first key.
+  core::KeyRange range(const core::AttentionJob& job, std::int64_t row) const {
+    const core::KeyRange r = job.visible(sequence, head(row), query(row));
+    return r.empty() ? core::KeyRange{}
+                     : core::KeyRange{r.begin - sequence.first_key, r.end - sequence.first_key};
+  }
+};
+
+}  // namespace whet::kernels
+
+#endif  // WHET_KERNELS_ATTENTION_RUN_H_

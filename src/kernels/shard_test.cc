@@ -1,0 +1,416 @@
+// Attention over keys cut into shards is attention over all keys: in two exchanges, or with a search of beta
+// in a few more, in any order of merging.
+#include <gtest/gtest.h>
+#include <whet/shard.h>
+#include <whet/whet.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention_cases.h"
+#include "attention_contract.h"
+#include "attention_oracle.h"
+#include "attention_runs.h"
+#include "cases.h"
+#include "targets.h"
+
+namespace whet {
+namespace {
+
+constexpr DType kTypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16};
+
+using Cuts = std::vector<std::int64_t>;  // 0, ..., M: shard s holds keys [cuts[s], cuts[s + 1])
+
+std::string name_of(DType type) { return "element type " + std::to_string(static_cast<int>(type)); }
+
+// One place: its keys, and the options of the whole problem with what goes by key cut to it.
+struct Place {
+  Place(const oracle::Attention& p, DType type, std::int64_t from, std::int64_t to)
+      : call(with_keys(p, from, to), type, arithmetic_type(type)),
+        shard{from, p.M},
+        states(static_cast<std::size_t>(p.rows())),
+        sums(states.size()),
+        mass(states.size(), -7),
+        out(arithmetic_type(type), p.dout.sizes) {
+    call.options.stats = {};
+    call.options.rule = {};
+    call.options.head_rules = {};
+  }
+
+  AttentionCall call;
+  Shard shard;
+  std::vector<RowState> states;
+  std::vector<RowSums> sums;
+  std::vector<double> mass;
+  Placed out;
+};
+
+class Places {
+ public:
+  Places(const oracle::Attention& p, DType type, const Cuts& cuts) : p_(p), type_(type) {
+    for (std::size_t s = 0; s + 1 < cuts.size(); ++s) {
+      all_.push_back(std::make_unique<Place>(p, type, cuts[s], cuts[s + 1]));
+      order_.push_back(s);
+    }
+  }
+  void reverse() { std::ranges::reverse(order_); }
+
+  // Exchange 1.
+  std::vector<RowState> merged_states() {
+    std::vector<RowState> merged(static_cast<std::size_t>(p_.rows()));
+    for (std::size_t s : order_) {
+      Place& place = *all_[s];
+      shard_states(place.call.q.view(), place.call.k.view(), place.shard, place.states, place.call.options);
+      for (std::size_t r = 0; r < merged.size(); ++r) merged[r] = merge(merged[r], place.states[r]);
+    }
+    return merged;
+  }
+
+  std::vector<RowSums> added_sums(std::span<const RowScale> rows) {
+    std::vector<RowSums> added(rows.size());
+    for (std::size_t s : order_) {
+      Place& place = *all_[s];
+      shard_sums(place.call.q.view(), place.call.k.view(), place.shard, rows, place.sums, place.call.options);
+      for (std::size_t r = 0; r < rows.size(); ++r) added[r] = add(added[r], place.sums[r]);
+    }
+    return added;
+  }
+
+  // Exchange 2. `masses`: their sums over the shards.
+  std::vector<double> merged_outputs(std::span<const RowScale> rows, std::vector<double>& masses) {
+    masses.assign(rows.size(), 0);
+    std::vector<ConstView> outs;
+    std::vector<std::span<const double>> parts;
+    for (std::size_t s : order_) {
+      Place& place = *all_[s];
+      shard_attention(place.call.q.view(), place.call.k.view(), place.call.v.view(), place.shard, rows,
+                      place.out.view(), place.mass, place.call.options);
+      EXPECT_TRUE(place.out.gaps_are_intact());
+      outs.push_back(place.out.view());
+      parts.push_back(place.mass);
+      for (std::size_t r = 0; r < rows.size(); ++r) masses[r] += place.mass[r];
+    }
+    Placed out(type_, p_.dout.sizes);
+    merge_outputs(outs, parts, out.view());
+    EXPECT_TRUE(out.gaps_are_intact());
+    return out.values();
+  }
+
+ private:
+  const oracle::Attention& p_;
+  DType type_;
+  std::vector<std::unique_ptr<Place>> all_;
+  std::vector<std::size_t> order_;
+};
+
+// beta of every row: of its rule, or of a search in steps that all rows take together.
+std::vector<RowScale> scales_of(const oracle::Attention& p, Places& places,
+                                std::span<const RowState> merged) {
+  std::vector<RowScale> rows;
+  std::vector<BetaSearch> searches;
+  std::vector<std::size_t> row_of_search;
+  oracle::for_each_row(p, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+    const std::size_t r = p.row(b, h, i);
+    const Rule rule = library_rule(p.rule(h));
+    rows.push_back({merged[r].max, 1});
+    if (rule.solves()) {
+      searches.emplace_back(rule, merged[r]);
+      row_of_search.push_back(r);
+    } else {
+      rows[r].beta = rule.beta(merged[r]);
+    }
+  });
+  const auto searching = [&] {
+    return std::ranges::any_of(searches, [](const BetaSearch& s) { return !s.done(); });
+  };
+  for (int step = 0; searching(); ++step) {
+    if (step == 200) {
+      ADD_FAILURE() << "the search doesn't end";
+      break;
+    }
+    for (std::size_t n = 0; n < searches.size(); ++n) rows[row_of_search[n]].beta = searches[n].beta();
+    const std::vector<RowSums> sums = places.added_sums(rows);
+    for (std::size_t n = 0; n < searches.size(); ++n) {
+      if (!searches[n].done()) searches[n].absorb(sums[row_of_search[n]]);
+    }
+  }
+  for (std::size_t n = 0; n < searches.size(); ++n) rows[row_of_search[n]].beta = searches[n].beta();
+  return rows;
+}
+
+// A merged state against the oracle's. Bounds as in attention_contract.h: the terms of z, t and u are known
+// as contract.h says when logits are given, and a logit is known to within delta, which moves e^y by 2 delta
+// and y by as much.
+template <typename Arithmetic, typename Real>
+void expect_merged_state(const oracle::AttentionRow<Real>& row, std::int64_t size, const RowState& got) {
+  ASSERT_EQ(got.count, static_cast<std::int64_t>(row.count()));
+  if (row.count() == 0) return;
+  const oracle::State<Real> s = oracle::state<Real>(row.logits);
+  const Real delta = logit_error<Arithmetic>(row, size);
+  oracle::Row near(std::vector<double>(row.logits.x.begin(), row.logits.x.end()));
+  near.sink_last = row.logits.sink_last;
+  const SumBounds<Real> sums = sum_bounds<Arithmetic>(near);
+  const Real rounding = (std::abs(s.max) + std::abs(s.min)) * std::numeric_limits<double>::epsilon();
+  expect_within<Real>(got.max, s.max, delta + rounding, "max");
+  expect_within<Real>(got.min, s.min, delta + rounding, "min");
+  // d(e^y y^k) <= e^y (|y|^k + k |y|^(k-1)) 2 delta, to first order, and half as much again for the rest.
+  const Real t = std::abs(s.t);
+  expect_within<Real>(got.z, s.z, 2 * sums.z + 3 * delta * s.z + rounding, "z");
+  expect_within<Real>(got.t, s.t, 2 * sums.t + 3 * delta * (t + s.z) + rounding, "t");
+  expect_within<Real>(got.u, s.u, 2 * sums.u + 3 * delta * (s.u + 2 * t) + rounding, "u");
+}
+
+template <typename Arithmetic>
+void check_in(const oracle::Attention& p, DType type, Places& places) {
+  using Real = typename Contract<Arithmetic>::Real;
+  const std::vector<RowState> merged = places.merged_states();
+  const std::vector<RowScale> rows = scales_of(p, places, merged);
+  std::vector<double> masses, betas;
+  const std::vector<double> out = places.merged_outputs(rows, masses);
+  for (const RowScale& row : rows) betas.push_back(row.beta);
+  const oracle::Forward<Real> exact = oracle::forward<Real>(p, betas);
+  expect_output<Arithmetic>(p, exact, out, type);
+  oracle::for_each_row(p, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+    const std::size_t r = p.row(b, h, i);
+    SCOPED_TRACE("row " + std::to_string(r));
+    const oracle::AttentionRow<Real>& row = exact.rows[r];
+    expect_merged_state<Arithmetic>(row, p.D, merged[r]);
+    const Perturbation<Real> moved =
+        row.count() == 0 ? Perturbation<Real>{} : perturbation_of<Arithmetic>(row, p.D, Real{betas[r]});
+    expect_attention_beta<Arithmetic>(row, p.rule(h), betas[r], moved);
+    if (row.count() == 0 || !moved.conditioned) return;
+    // Every term of the mass is known as a weight is.
+    const oracle::State<Real> at_beta = oracle::state<Real>(row.logits, Real{betas[r]});
+    const Real terms = at_beta.z + betas[r] * std::abs(at_beta.t);
+    expect_within<Real>(masses[r], at_beta.z,
+                        Contract<Arithmetic>::weight * terms + 4 * betas[r] * moved.delta * at_beta.z,
+                        "mass");
+  });
+}
+
+void check(const oracle::Attention& p, DType type, const Cuts& cuts, bool backwards = false) {
+  SCOPED_TRACE("cuts " + testing::PrintToString(cuts) + ", " + name_of(type) + ", rule " +
+               library_rule(p.rules[0]).name());
+  Places places(p, type, cuts);
+  if (backwards) places.reverse();
+  type == DType::f64 ? check_in<double>(p, type, places) : check_in<float>(p, type, places);
+}
+
+// One to five shards, uneven, also empty ones.
+const Cuts kCuts[] = {{0, 61}, {0, 1, 61}, {0, 17, 17, 61}, {0, 0, 16, 60, 61}, {0, 5, 6, 40, 61, 61}};
+
+TEST(Shards, GiveAttentionForEveryRule) {
+  const std::vector<RuleCase> rules = rule_cases();
+  for_each_target([&] {
+    for (std::size_t n = 0; n < rules.size(); ++n) {
+      for (std::size_t t = 0; t < 4; ++t) {
+        // Few rows a key head, and many: they take different roads.
+        const std::int64_t N = (n + t) % 2 == 0 ? 5 : 9;
+        Random random(1);
+        oracle::Attention p = draw_problem(random, {1, 4, 2, N, 61, 5, 3}, kTypes[t]);
+        p.rules = {rules[n].plain};
+        check(p, kTypes[t], kCuts[(n + t) % 5]);
+        check(p, kTypes[t], kCuts[(n + t + 2) % 5]);
+      }
+    }
+  });
+}
+
+// Each with rules of the state and rules that search. Under causal, window and lengths whole shards are out
+// of reach of some rows.
+TEST(Shards, GiveAttentionForEveryOption) {
+  const std::vector<RuleCase> rules = rule_cases();
+  for_each_target([&] {
+    std::size_t turn = 0;
+    for (const OptionCase& option : option_cases()) {
+      if (option.name.starts_with("packed")) continue;  // can't be cut
+      for (const DType type : {DType::f32, DType::f64, DType::bf16}) {
+        for (const Cuts& cuts : {Cuts{0, 9, 41}, Cuts{0, 3, 4, 4, 30, 41}}) {
+          Random random(2);
+          oracle::Attention p =
+              draw_with(option, random, {2, 4, 2, 9, 41, 5, 3}, type, arithmetic_type(type));
+          if (p.rules.size() == 1) p.rules = {rules[(turn += 7) % rules.size()].plain};
+          SCOPED_TRACE(option.name);
+          check(p, type, cuts);
+        }
+      }
+    }
+  });
+}
+
+TEST(Shards, GiveAttentionOverTiles) {
+  const std::vector<RuleCase> rules = rule_cases();
+  for_each_target([&] {
+    for (std::size_t n = 0; n < rules.size(); ++n) {
+      Random random(3);
+      const bool decode = n % 2 == 0;
+      oracle::Attention p = draw_problem(random, {1, 2, 1, decode ? 1 : 9, 900, 4, 3}, DType::f32);
+      p.rules = {rules[n].plain};
+      p.causal = true;
+      p.align = Align::end;
+      p.window_left = 700;
+      p.sinks = {{2}, {1, -kInfinity}};
+      for (const Cuts& cuts : {Cuts{0, 256, 512, 900}, Cuts{0, 100, 101, 889, 900}})
+        check(p, DType::f32, cuts);
+    }
+  });
+}
+
+TEST(Shards, MayBeMergedInAnyOrder) {
+  for_each_target([] {
+    for (const RuleCase& rule : rule_cases()) {
+      Random random(4);
+      oracle::Attention p = draw_problem(random, {1, 4, 2, 5, 61, 5, 3}, DType::f32, 2);
+      p.rules = {rule.plain};
+      p.sinks = {{4}, {0.5, -1, 2, -kInfinity}};
+      check(p, DType::f32, {0, 5, 6, 40, 61}, true);
+    }
+  });
+}
+
+// A sink lies in the first shard, also for rows that see no key there; a row that sees none anywhere is 0.
+TEST(Shards, CountASinkOnce) {
+  for_each_target([] {
+    for (const RuleCase& rule : rule_cases()) {
+      Random random(5);
+      oracle::Attention p = draw_problem(random, {1, 2, 1, 6, 20, 5, 3}, DType::f32);
+      p.rules = {rule.plain};
+      p.sinks = {{2}, {2, -0.5}};
+      p.mask = {{1, 1, 6, 20}, std::vector<double>(120, 1)};
+      for (std::int64_t i = 0; i < 6; ++i) {
+        const std::int64_t first = i == 5 ? 20 : i * 3;  // row 5 sees nothing, row 4 nothing before key 12
+        for (std::int64_t j = 0; j < first; ++j) p.mask.values[p.mask.position({0, 0, i, j})] = 0;
+      }
+      check(p, DType::f32, {0, 7, 11, 20});
+      Places places(p, DType::f32, {0, 7, 11, 20});
+      const std::vector<RowState> merged = places.merged_states();
+      std::vector<double> masses;
+      const std::vector<double> out = places.merged_outputs(scales_of(p, places, merged), masses);
+      for (std::size_t r : Sizes{5, 11}) {
+        for (std::size_t e = 0; e < 3; ++e) EXPECT_EQ(out[r * 3 + e], 0) << "row " << r;
+      }
+    }
+  });
+}
+
+// ---- Sums ----
+
+TEST(Shards, SumsAreThoseOfTheOracle) {
+  for_each_target([] {
+    for (const double beta : {1.0, 0.3, 2.5}) {
+      Random random(6);
+      oracle::Attention p = draw_problem(random, {1, 4, 2, 5, 300, 5, 3}, DType::f32, 0.7);
+      p.causal = true;
+      p.align = Align::end;
+      p.sinks = {{4}, {0.5, -1, 4, -kInfinity}};
+      Places places(p, DType::f32, {0, 30, 31, 280, 300});
+      std::vector<RowScale> rows;
+      for (const RowState& state : places.merged_states()) rows.push_back({state.max, beta});
+      const std::vector<RowSums> got = places.added_sums(rows);
+      oracle::for_each_row(p, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+        const std::size_t r = p.row(b, h, i);
+        const oracle::AttentionRow<double> row = oracle::row_of<double>(p, b, h, i);
+        const double max = oracle::state<double>(row.logits).max;
+        const double delta = logit_error<float>(row, p.D);
+        std::array<double, 5> exact{}, bounds{};
+        for (double x : row.logits.x) {
+          const double y = x - max;
+          const double e = std::exp(beta * y);
+          const double known = 2e-6 * (1 + beta * std::abs(y));
+          for (int k = 0; k < 5; ++k) {
+            const double power = std::pow(std::abs(y), k),
+                         slope = k * std::pow(std::abs(y), std::max(k - 1, 0));
+            exact[static_cast<std::size_t>(k)] += e * std::pow(y, k);
+            bounds[static_cast<std::size_t>(k)] +=
+                e * (known * power + 3 * delta * (beta * power + slope)) + 1e-30;
+          }
+        }
+        const std::array<double, 5> sums = {got[r].z, got[r].t, got[r].u, got[r].v, got[r].w};
+        for (std::size_t k = 0; k < 5; ++k) {
+          expect_within<double>(sums[k], exact[k], bounds[k],
+                                "row " + std::to_string(r) + ", sum " + std::to_string(k));
+        }
+      });
+    }
+  });
+}
+
+// ---- Edges ----
+
+TEST(Shards, BrokenKeysBreakTheRowsThatSeeThem) {
+  for_each_target([] {
+    for (const RuleCase& rule : rule_cases()) {
+      for (const double poison : {kNaN, kInfinity}) {
+        Random random(7);
+        oracle::Attention p = draw_problem(random, {1, 2, 1, 6, 20, 1, 3}, DType::f32);
+        p.rules = {rule.plain};
+        p.causal = true;
+        for (double& value : p.q.values) value = std::abs(value);  // so that +inf stays +inf
+        p.k.values[3] = poison;
+        SCOPED_TRACE("rule " + rule.rule.name());
+        Places places(p, DType::f32, {0, 2, 5, 20});
+        const std::vector<RowState> merged = places.merged_states();
+        std::vector<double> masses;
+        const std::vector<double> out = places.merged_outputs(scales_of(p, places, merged), masses);
+        for (std::size_t r = 0; r < 12; ++r) {
+          for (std::size_t e = 0; e < 3; ++e)
+            EXPECT_EQ(std::isnan(out[r * 3 + e]), r % 6 >= 3) << "row " << r;
+        }
+      }
+    }
+  });
+}
+
+TEST(Shards, BrokenValuesBreakTheRowsThatSeeThem) {
+  for_each_target([] {
+    Random random(8);
+    oracle::Attention p = draw_problem(random, {1, 1, 1, 6, 20, 3, 3}, DType::f32);
+    p.causal = true;
+    p.v.values[p.v.position({0, 0, 3, 1})] = kNaN;
+    Places places(p, DType::f32, {0, 2, 5, 20});
+    std::vector<double> masses;
+    const std::vector<RowState> merged = places.merged_states();
+    const std::vector<double> out = places.merged_outputs(scales_of(p, places, merged), masses);
+    for (std::size_t r = 0; r < 6; ++r) {
+      for (std::size_t e = 0; e < 3; ++e)
+        EXPECT_EQ(std::isnan(out[r * 3 + e]), r >= 3 && e == 1) << "row " << r;
+    }
+  });
+}
+
+TEST(Shards, HoldTheSameBitsForAnyNumberOfThreads) {
+  for_each_target([] {
+    for (const Shape& shape : {Shape{1, 4, 2, 20, 60, 5, 3}, Shape{1, 2, 1, 1, 1500, 5, 3}}) {
+      Random random(9);
+      const oracle::Attention p = draw_problem(random, shape, DType::f32);
+      Place place(p, DType::f32, 0, p.M);
+      std::vector<double> first;
+      for (const int threads : {1, 2, 3, 0}) {
+        place.call.options.threads = threads;
+        const ConstView q = place.call.q.view(), k = place.call.k.view(), v = place.call.v.view();
+        shard_states(q, k, place.shard, place.states, place.call.options);
+        std::vector<RowScale> rows;
+        for (const RowState& state : place.states) rows.push_back({state.max, 1.5});
+        shard_sums(q, k, place.shard, rows, place.sums, place.call.options);
+        shard_attention(q, k, v, place.shard, rows, place.out.view(), place.mass, place.call.options);
+        std::vector<double> all = place.out.values();
+        all.insert(all.end(), place.mass.begin(), place.mass.end());
+        for (const RowState& s : place.states) all.insert(all.end(), {s.min, s.max, s.z, s.t, s.u});
+        for (const RowSums& s : place.sums) all.insert(all.end(), {s.z, s.t, s.u, s.v, s.w});
+        if (threads == 1) first = all;
+        EXPECT_TRUE(same_bits(all, first)) << threads << " threads";
+      }
+    }
+  });
+}
+
+}  // namespace
+}  // namespace whet
