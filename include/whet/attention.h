@@ -20,10 +20,12 @@
 // Views have any strides; q, k, v, out (and gradients) share one element type: f32, f64, bf16 or f16.
 // 16-bit types compute in f32. Outputs overlap nothing (Error).
 //
-// Accuracy, f32: the largest error against exact arithmetic is at most twice that of a plain, unblocked f32
-// evaluation, plus 4 2^-24 max|v|. 16-bit: the same for the arithmetic on the rounded inputs, then
-// rounded. The same call gives the same bits for every number of threads and with or without stats and
-// the other things that can be asked for.
+// Accuracy, f32: that of a plain, unblocked f32 evaluation at the same betas. Over the rows of the tests, the
+// largest error divided by the row's beta is at most twice the plain one's, plus 4 2^-24 max|v|. (Products of
+// size D round by about D 2^-24 |q| |k|, which a large beta multiplies, in any evaluation: a row where the
+// plain one happens to be exact says nothing.) 16-bit: the same for the arithmetic on the rounded inputs,
+// then rounded. f64: skips at 2^-53 at most. The same call gives the same bits for every number of threads
+// and with or without stats and the other things that can be asked for.
 #ifndef WHET_ATTENTION_H_
 #define WHET_ATTENTION_H_
 

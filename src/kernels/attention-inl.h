@@ -188,16 +188,45 @@ HWY_INLINE Sums Weigh(T* x, const KeyRange& range, bool sink, const std::uint8_t
   return sums;
 }
 
+// How a row is worked on.
+template <typename T>
+struct RowTools {
+  T* room;  // a row, for sweeps whose result may not be the last
+  T* tile_max;
+  std::uint8_t* keep;          // null: every tile is weighed
+  const std::uint8_t* unsafe;  // a tile that is never dropped
+  double epsilon;
+};
+
+template <typename T>
+HWY_INLINE bool HasNaN(const T* x, std::int64_t n) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  V sum = hn::Zero(d);
+  // 0 for numbers; the maximum would forget a NaN.
+  Map(
+      d, static_cast<T*>(nullptr), n,
+      [&](V v) HWY_ATTR {
+        sum = hn::Add(sum, hn::IfThenZeroElse(hn::Eq(v, v), v));
+        return v;
+      },
+      x);
+  const T total = hn::GetLane(hn::SumOfLanes(d, sum));
+  return !(total == total);
+}
+
 // Which tiles a row needs, in keep[tile]. True if it needs all.
 template <typename T>
-HWY_INLINE bool ChooseTiles(const KeyRange& range, const T* tile_max, const std::uint8_t* unsafe, T top,
-                            double beta, double epsilon, std::uint8_t* keep) {
-  const double depth = std::log(static_cast<double>(range.size() + 1)) - std::log(epsilon);
+HWY_INLINE bool ChooseTiles(const T* x, const KeyRange& range, const RowTools<T>& tools, T top, double beta) {
+  const double depth = std::log(static_cast<double>(range.size() + 1)) - std::log(tools.epsilon);
   bool all = true;
-  for (std::int64_t tile = range.begin / kTileKeys; tile * kTileKeys < range.end; ++tile) {
-    const double below = beta * (static_cast<double>(top) - static_cast<double>(tile_max[tile]));
-    keep[tile] = below > depth && unsafe[tile] == 0 ? 0 : 1;
-    all &= keep[tile] != 0;
+  for (std::int64_t begin = range.begin; begin < range.end;) {
+    const std::int64_t tile = begin / kTileKeys, end = std::min(range.end, (tile + 1) * kTileKeys);
+    const double below = beta * (static_cast<double>(top) - static_cast<double>(tools.tile_max[tile]));
+    const bool drop = below > depth && tools.unsafe[tile] == 0 && !HasNaN(x + begin, end - begin);
+    tools.keep[tile] = drop ? 0 : 1;
+    all &= !drop;
+    begin = end;
   }
   return all;
 }
@@ -256,16 +285,6 @@ HWY_INLINE RowOutcome<T> ChooseRow(T* x, const KeyRange& range, T sink, const Ru
   return row;
 }
 
-// How a row is worked on.
-template <typename T>
-struct RowTools {
-  T* room;  // a row, for sweeps whose result may not be the last
-  T* tile_max;
-  std::uint8_t* keep;          // null: every tile is weighed
-  const std::uint8_t* unsafe;  // a tile that is never dropped
-  double epsilon;
-};
-
 // Logits at x become weights there; `tools.keep` says which tiles were weighed. A row that can't be
 // weighed (no visible key, NaN) has a z that isn't positive.
 template <typename T>
@@ -276,8 +295,8 @@ HWY_NOINLINE RowOutcome<T> WeighRow(T* x, const KeyRange& range, T sink, const R
   const bool sinks = sink != kMinusInfinity<T>;
   const bool measured = full || needs_entropy(rule);
   if (row.state.count == 0 || (measured && !(row.state.z > 0))) return row;
-  const bool all = tools.keep == nullptr || ChooseTiles(range, tools.tile_max, tools.unsafe, row.top,
-                                                        row.beta, tools.epsilon, tools.keep);
+  const bool all =
+      tools.keep == nullptr || ChooseTiles(static_cast<const T*>(x), range, tools, row.top, row.beta);
   if (all && kept != nullptr) {
     std::copy_n(kept, range.size() + (sinks ? 1 : 0), x + range.begin);
   } else {

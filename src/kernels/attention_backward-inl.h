@@ -13,7 +13,7 @@
 // in order.
 //
 // 0 times NaN must not happen where a key is hidden: units with anything that isn't finite in q, k, v or
-// dout take their sums key by key (AddWithCare).
+// dout take their sums key by key (CarefulProducts).
 #if defined(WHET_KERNELS_ATTENTION_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_ATTENTION_BACKWARD_INL_H_
 #undef WHET_KERNELS_ATTENTION_BACKWARD_INL_H_
@@ -135,28 +135,9 @@ HWY_INLINE void UncapGradient(const BackwardRun& run, const Unit& unit, std::int
   }
 }
 
-// Products with a row's weights and dx, over visible keys alone. x holds logits, room weights.
+// In units that need care, a weight of this says that the key is hidden from the row.
 template <typename T>
-HWY_NOINLINE void AddWithCare(const BackwardBlock<T>& block, std::int64_t row, const T* x, const T* w,
-                              const T* dx) {
-  const core::AttentionShape& shape = block.run.job.shape;
-  const BackwardScratch<T>& scratch = block.scratch;
-  const Unit& unit = block.unit;
-  const T* q = scratch.q + row * block.run.key_size();
-  const T* dout = scratch.dout + row * block.run.value_size();
-  T* dq = scratch.dq + row * block.run.key_size();
-  T buffer[256];
-  for (std::int64_t key = block.ranges[row].begin; key < block.ranges[row].end; ++key) {
-    if (x[key] == kMinusInfinity<T>) continue;
-    const T* k = VectorOf(block.run.job.k, unit.sequence.batch, unit.key_head, unit.sequence.first_key + key,
-                          shape.key_size, buffer);
-    T* dk = scratch.dk + key * block.run.key_size();
-    T* dv = scratch.dv + key * block.run.value_size();
-    for (std::int64_t i = 0; i < shape.key_size; ++i) dq[i] += dx[key] * k[i];
-    for (std::int64_t i = 0; i < shape.key_size; ++i) dk[i] += dx[key] * q[i];
-    for (std::int64_t i = 0; i < shape.value_size; ++i) dv[i] += w[key] * dout[i];
-  }
-}
+inline constexpr T kHidden = T(-1);
 
 // Logits and G of a row become its weights and dx; 0 where the row doesn't look.
 template <typename T>
@@ -167,10 +148,11 @@ HWY_NOINLINE void RowGradient(const BackwardBlock<T>& block, std::int64_t row, b
   const KeyRange range = block.ranges[row], reach = block.reach;
   T *x = block.x(row), *g = block.g(row);
   const auto clear = [&](const KeyRange& used) HWY_ATTR {
-    for (T* line : {x, g}) {
-      std::fill(line + reach.begin, line + used.begin, T(0));
-      std::fill(line + used.end, line + reach.end, T(0));
-    }
+    const T unseen = careful ? kHidden<T> : T(0);
+    std::fill(x + reach.begin, x + used.begin, unseen);
+    std::fill(x + used.end, x + reach.end, unseen);
+    std::fill(g + reach.begin, g + used.begin, T(0));
+    std::fill(g + used.end, g + reach.end, T(0));
   };
   if (range.empty()) return clear({reach.begin, reach.begin});
   ShapeLogits(run.job, unit, unit_row, range, x);
@@ -194,10 +176,15 @@ HWY_NOINLINE void RowGradient(const BackwardBlock<T>& block, std::int64_t row, b
   if (sinks) block.scratch.dsinks[head - unit.key_head * unit.group] += static_cast<double>(g[range.end]);
   if (run.bias_sums.data != nullptr) AddBias(run, unit, unit_row, range, static_cast<const T*>(g));
   if (run.job.options.softcap > 0) UncapGradient(run, unit, unit_row, range, static_cast<const T*>(x), g);
-  Scale(static_cast<const T*>(kept), careful ? kept : x + range.begin, range.size(), stats.sharp_peak);
-  if (careful)
-    AddWithCare(block, row, static_cast<const T*>(x), static_cast<const T*>(block.scratch.room),
-                static_cast<const T*>(g));
+  if (careful) {
+    const T peak = static_cast<T>(stats.sharp_peak);
+    for (std::int64_t i = 0; i < range.size(); ++i) {
+      T& weight = x[range.begin + i];
+      weight = weight == kMinusInfinity<T> ? kHidden<T> : kept[i] * peak;
+    }
+  } else {
+    Scale(static_cast<const T*>(kept), x + range.begin, range.size(), stats.sharp_peak);
+  }
   clear(range);
 }
 
@@ -232,6 +219,48 @@ HWY_INLINE void BlockKeys(const BackwardBlock<T>& block, const T* a, const T* b,
       Multiply<true>(keys, Strip<T>{a + key, 1, block.run.stride}, Panel<T>{b + e, wide}, block.rows,
                      to + key * wide + e, wide);
     }
+  }
+}
+
+// The three products over visible keys alone, with the bits they would have if what is hidden were finite:
+// whatever is hidden from a row, or a row from a key, is 0 on both sides.
+template <typename T>
+HWY_NOINLINE void CarefulProducts(const BackwardBlock<T>& block) {
+  const BackwardRun& run = block.run;
+  const BackwardScratch<T>& scratch = block.scratch;
+  const std::int64_t size = run.job.shape.key_size, wide = run.key_size(), columns = PanelColumns<T>();
+  const std::int64_t piece = std::min(PieceKeys<T>(wide), kTileKeys);
+  for (std::int64_t row = 0; row < block.rows; ++row) {
+    for (std::int64_t begin = block.reach.begin; begin < block.reach.end; begin += piece) {
+      const std::int64_t end = std::min(block.reach.end, begin + piece);
+      LoadVectors(run.job.k, block.unit, size, begin, end, scratch.tile, wide);
+      for (std::int64_t key = begin; key < end; ++key) {
+        if (block.x(row)[key] < T(0)) std::fill_n(scratch.tile + (key - begin) * wide, wide, T(0));
+      }
+      for (std::int64_t e = 0; e < size; e += columns) {
+        Multiply<true>(1, Strip<T>{block.g(row) + begin, run.stride, 1}, Panel<T>{scratch.tile + e, wide},
+                       end - begin, scratch.dq + row * wide + e, wide);
+      }
+    }
+  }
+  const auto add = [&](std::int64_t key, const T* vectors, std::int64_t vector_size, std::int64_t vector_wide,
+                       bool weights, T* to) HWY_ATTR {
+    T column[core::kMaxBlockRows];
+    for (std::int64_t row = 0; row < block.rows; ++row) {
+      const bool hidden = block.x(row)[key] < T(0);
+      column[row] = hidden ? T(0) : weights ? block.x(row)[key] : block.g(row)[key];
+      T* copy = scratch.tile + row * vector_wide;
+      std::copy_n(vectors + row * vector_wide, vector_wide, copy);
+      if (hidden) std::fill_n(copy, vector_wide, T(0));
+    }
+    for (std::int64_t e = 0; e < vector_size; e += columns) {
+      Multiply<true>(1, Strip<T>{column, 1, 1}, Panel<T>{scratch.tile + e, vector_wide}, block.rows,
+                     to + key * vector_wide + e, vector_wide);
+    }
+  };
+  for (std::int64_t key = block.reach.begin; key < block.reach.end; ++key) {
+    add(key, scratch.dout, run.job.shape.value_size, run.value_size(), true, scratch.dv);
+    add(key, scratch.q, size, wide, false, scratch.dk);
   }
 }
 
@@ -276,7 +305,9 @@ HWY_NOINLINE void RunBackwardBlock(BackwardBlock<T>& block, bool careful) {
   BlockProduct(block, static_cast<const T*>(scratch.dout), e_wide, static_cast<const T*>(scratch.values),
                shape.value_size, scratch.g);
   for (std::int64_t row = 0; row < block.rows; ++row) RowGradient(block, row, careful);
-  if (!careful) {
+  if (careful) {
+    CarefulProducts(block);
+  } else {
     if (run.job.dq.data != nullptr) BlockQueries(block);
     if (run.job.dv.data != nullptr) {
       BlockKeys(block, static_cast<const T*>(scratch.x), static_cast<const T*>(scratch.dout),

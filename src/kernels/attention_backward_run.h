@@ -84,7 +84,7 @@ BackwardScratch<T> lay_out_backward_worker(const BackwardRun& run, Arena& arena)
   s.x = arena.take<T>(rows, run.stride);
   s.g = arena.take<T>(rows, run.stride);
   s.room = arena.take<T>(run.stride);
-  s.tile = arena.take<T>(core::kTileKeys, run.key_size());
+  s.tile = arena.take<T>(core::kTileKeys, std::max(run.key_size(), run.value_size()));
   s.tile_max = arena.take<T>(keys / core::kTileKeys + 1);
   if (!run.shares_sums()) {
     s.dk = arena.take<T>(keys, run.key_size());

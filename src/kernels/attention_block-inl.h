@@ -194,6 +194,13 @@ HWY_INLINE void ZeroUnweighed(T* x, const KeyRange& reach, const KeyRange& range
   }
 }
 
+// Below the rounding of f64, f64 skips as f32 does below its own.
+template <typename T>
+HWY_INLINE double SkipEpsilon(const AttentionRun& run) {
+  const double given = run.job.options.skip_epsilon;
+  return sizeof(T) == sizeof(double) ? std::min(given, 0x1p-53) : given;
+}
+
 // Weights of a strip in place; live[tile] says which tiles its product with V needs.
 template <typename T>
 HWY_INLINE void WeighStrip(Block<T>& block, std::int64_t strip) {
@@ -221,7 +228,7 @@ HWY_INLINE void WeighStrip(Block<T>& block, std::int64_t strip) {
     }
     ShapeLogits(run.job, block.unit, unit_row, range, block.x(row));
     const RowTools<T> tools{block.scratch.room, block.scratch.tile_max, skips ? keep : nullptr, block.unsafe,
-                            run.job.options.skip_epsilon};
+                            SkipEpsilon<T>(run)};
     block.outcomes[row] = FinishRow(run, block.unit, unit_row, block.x(row), range, tools, block.scratch.top);
     if (!(block.outcomes[row].sums.z > 0)) std::fill_n(keep + first_tile, tiles, std::uint8_t(0));
     for (std::int64_t t = first_tile; t < first_tile + tiles; ++t) live[t] |= keep[t];
