@@ -11,16 +11,20 @@ BENCH_VENV := build/bench-venv
 # Warnings stop the build in CI only: a newer compiler's new warning must not stop a user's.
 WERROR := $(if $(CI),ON,OFF)
 
-.PHONY: help demo test bench format lint fuzz setup release asan clang clean
+.PHONY: help demo test bench bench-rows bench-attention format lint fuzz setup release asan clang clean
 
 help:  ## List these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: release  ## Build, run a worked example and the benchmark of the row functions
+demo: release  ## Build, run two worked examples and the benchmarks of this machine's kernels
 	@{ echo "== A worked example: the best key's weight as keys are added (examples/sharpness.cc)"; \
 	   build/release/bin/example_sharpness; \
+	   echo; echo "== One matching key among more and more others (examples/needle.cc)"; \
+	   build/release/bin/example_needle; \
 	   echo; echo "== Speed of this machine's kernels (whet bench rows)"; \
-	   build/release/bin/whet bench rows; } | tee build/demo.txt
+	   build/release/bin/whet bench rows; \
+	   echo; echo "== The same for attention (whet bench attention)"; \
+	   build/release/bin/whet bench attention; } | tee build/demo.txt
 	@echo; echo "The same stands in build/demo.txt. Next: make test, or make bench to compare with torch and JAX."
 
 test: release asan clang $(VENV)/.done  ## Run every test: C++, sanitizers, fuzzers, command line, package
@@ -33,9 +37,15 @@ test: release asan clang $(VENV)/.done  ## Run every test: C++, sanitizers, fuzz
 	@echo "== Command line again, with sanitizers"
 	@WHET_BUILD=$(CURDIR)/build/asan $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/cli
 
-bench: release  ## Compare with torch and JAX (own virtual environment, about ten minutes)
+bench: bench-rows bench-attention  ## Compare with torch and JAX (own virtual environment, about a quarter of an hour)
+
+bench-rows: release
 	@tools/setup.sh bench
 	$(BENCH_VENV)/bin/python bench/rows.py --lib build/release/libwhet.so --json build/rows.json --markdown build/rows.md
+
+bench-attention: release
+	@tools/setup.sh bench
+	$(BENCH_VENV)/bin/python bench/attention.py --lib build/release/libwhet.so --json build/attention.json --markdown build/attention.md
 
 SOURCES = $(shell git ls-files '*.cc' '*.h' '*.c')
 format: setup  ## Format the C and C++ sources

@@ -14,9 +14,11 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from rows import ROOT, document
+from report import document
 from timing import BenchmarkError, machine_facts, prepare_process, progress
 from whet_c import Whet, WhetError
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def arguments() -> argparse.Namespace:

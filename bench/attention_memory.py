@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from attention_reference import Inputs, Reference, Shape, sharpened
-from rows_memory import _peak_growth
+from rows_memory import peak_growth
 from whet_c import STATS_FIELDS, Whet
 
 SHORT_QUERIES = 8192
@@ -109,7 +109,7 @@ def _train(contender: str, library: str, queries: int) -> dict:
     call = _training(contender, library, inputs, np.ones_like(inputs.q))
     call()  # starts threads, loads and compiles code
     results = 4 * inputs.q.nbytes  # out, dq, dk, dv
-    return {"extra_bytes": _peak_growth(call) - results}
+    return {"extra_bytes": peak_growth(call) - results}
 
 
 def _long(library: str, queries: int) -> dict:
@@ -124,7 +124,7 @@ def _long(library: str, queries: int) -> dict:
     stats = np.ones((queries, len(STATS_FIELDS)))
     call = whet.attention(*inputs.arrays, out, stats=stats, **options)
     seconds: list[float] = []
-    extra = _peak_growth(lambda: seconds.append(_seconds(call)))
+    extra = peak_growth(lambda: seconds.append(_seconds(call)))
     after = [_seconds(small_call) for _ in range(SHORT_CALLS)]
     beta = stats[:, STATS_FIELDS.index("beta")]
     long = Long(

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from attention_reference import Shape
-from report import Bar
-from rows_sections import Section
+from report import Bar, Section
 from timing import OtherLoad, Timing, ratio
 
 

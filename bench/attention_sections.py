@@ -32,9 +32,9 @@ from attention_memory import SHORT_QUERIES, long_run, long_shape, training_bytes
 from attention_plan import DECODE, Plan, full
 from attention_reference import REACH, Shape, falling, plain, sharpened
 from attention_results import Comparison, Results
-from report import Bar
-from rows_sections import IDLE, Section
+from report import Bar, Section
 from timing import (
+    IDLE,
     MIN_ROUNDS,
     BenchmarkError,
     OtherLoad,

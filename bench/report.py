@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from timing import Timing
+
 
 @dataclass(frozen=True)
 class Bar:
@@ -45,3 +47,23 @@ def _columns(row: Sequence[str], widths: Sequence[int]) -> Iterable[tuple[int, t
 def bar_table(bars: Sequence[Bar]) -> str:
     rows = [(bar.text, f"{bar.value:.2f}", bar.limit_text, bar.verdict) for bar in bars]
     return table(("bar", "reached", "asked", ""), rows)
+
+
+@dataclass(frozen=True)
+class Section:
+    title: str
+    note: str
+    headers: Sequence[str]
+    rows: Sequence[Sequence[object]]
+    bars: Sequence[Bar]
+    timings: dict[str, list[Timing]]  # by shape
+
+
+def document(facts: dict[str, str], sections: Sequence[Section], command: str) -> str:
+    bars = [bar for section in sections for bar in section.bars]
+    parts = [f"`{command}`", "\n".join(f"- {name}: {fact}" for name, fact in facts.items())]
+    parts.append(bar_table(bars))
+    for section in sections:
+        rows = table(section.headers, section.rows, left=2)
+        parts += [f"### {section.title}", section.note, rows]
+    return "\n\n".join(parts) + "\n"

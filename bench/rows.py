@@ -13,7 +13,7 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from report import bar_table, table
+from report import document
 from timing import BenchmarkError, machine_facts, prepare_process, progress
 from whet_c import Whet, WhetError
 
@@ -31,16 +31,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="three shapes, seven rounds")
     parser.add_argument("--strict", action="store_true", help="exit 1 if a bar is missed")
     return parser.parse_args()
-
-
-def document(facts: dict[str, str], sections: list, command: str) -> str:
-    bars = [bar for section in sections for bar in section.bars]
-    parts = [f"`{command}`", "\n".join(f"- {name}: {fact}" for name, fact in facts.items())]
-    parts.append(bar_table(bars))
-    for section in sections:
-        rows = table(section.headers, section.rows, left=2)
-        parts += [f"### {section.title}", section.note, rows]
-    return "\n\n".join(parts) + "\n"
 
 
 def main() -> int:

@@ -35,7 +35,7 @@ def _peak_bytes() -> int:
     raise RuntimeError("/proc/self/status has no VmHWM")
 
 
-def _peak_growth(call: Callable[[], object]) -> int:
+def peak_growth(call: Callable[[], object]) -> int:
     ctypes.CDLL(None).malloc_trim(0)  # or the call could live on what start-up left behind
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is in use now
     before = _peak_bytes()
@@ -66,7 +66,7 @@ def main() -> None:
     out = np.ones_like(x)
     small = np.ones((64, 1024), np.float32)  # its call starts threads and loads code
     _call(contender, library, small, np.ones_like(small), threads)()
-    print(_peak_growth(_call(contender, library, x, out, threads)))
+    print(peak_growth(_call(contender, library, x, out, threads)))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from statistics import median
 import numpy as np
 import torch
 
-from report import Bar
+from report import Bar, Section
 from rows_contenders import (
     COMPILE,
     EAGER,
@@ -28,6 +28,7 @@ from rows_contenders import (
 from rows_memory import COUNTING_ERROR, extra_bytes
 from rows_reference import Reference, peaked_rows, sharp_rows
 from timing import (
+    IDLE,
     BenchmarkError,
     OtherLoad,
     Timing,
@@ -42,7 +43,6 @@ PAPER, NONE = "whet paper", "whet none"
 TARGETS = (0.1, 0.5, 1.0, 2.0)
 TARGET_FRACTIONS = (0.9, 0.5, 0.1)  # of the mean entropy
 THREADED_ELEMENTS = 4 << 20
-IDLE = 0.1  # processors that others may keep busy on an idle machine
 ONE_AND_TWO = [(f"{name}, 1", f"{name}, 2") for name in (NONE, PAPER)]
 MEMORY_RULES = ("none", "paper", "target-entropy:0.5")
 # The last two have rows so long that the error of counting doesn't matter.
@@ -58,16 +58,6 @@ class Setting:
     shapes: Sequence[Shape]
     rounds: int
     cpus: Sequence[int]
-
-
-@dataclass(frozen=True)
-class Section:
-    title: str
-    note: str
-    headers: Sequence[str]
-    rows: Sequence[Sequence[object]]
-    bars: Sequence[Bar]
-    timings: dict[str, list[Timing]]  # by shape
 
 
 class Results:

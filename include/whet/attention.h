@@ -14,8 +14,8 @@
 //
 // A sink is a logit of its own per head that takes mass and has no value: it enters max, log_sum_exp,
 // entropy, varentropy and spread = max - min, beta scales it, but it isn't a key: not in count, min, peak,
-// sharp_peak or the weights. Rules see that count and that entropy. A row without visible keys ignores
-// it; -inf is no sink.
+// sharp_peak or the weights. Rules see that count and that entropy; target_peak takes the sink for one more
+// key. A row without visible keys ignores it; -inf is no sink.
 //
 // Views have any strides; q, k, v, out (and gradients) share one element type: f32, f64, bf16 or f16.
 // 16-bit types compute in f32. Outputs overlap nothing (Error).
@@ -24,7 +24,7 @@
 // largest error divided by the row's beta is at most twice the plain one's, plus 4 2^-24 max|v|. (Products of
 // size D round by about D 2^-24 |q| |k|, which a large beta multiplies, in any evaluation: a row where the
 // plain one happens to be exact says nothing.) 16-bit: the same for the arithmetic on the rounded inputs,
-// then rounded. f64: skips at 2^-53 at most. The same call gives the same bits for every number of threads
+// then rounded. f64: skips at 2^-53 at most. A forward call gives the same bits for every number of threads
 // and with or without stats and the other things that can be asked for.
 #ifndef WHET_ATTENTION_H_
 #define WHET_ATTENTION_H_
@@ -61,19 +61,20 @@ struct TileCounts {
 
 struct AttentionOptions {
   // What is computed.
-  Rule rule{};                                   // chooses beta of each row; default none: beta = 1
-  std::span<const Rule> head_rules{};            // if not empty: one a query head, instead of `rule`
-  std::optional<double> scale{};                 // default 1 / sqrt(D)
-  ConstView query_scale{};                       // (B, H, N), sizes equal or 1; multiplies scale
-  double softcap = 0;                            // 0: none
-  ConstView bias{};                              // (B, H, N, M), sizes equal or 1; added to the logits
-  ConstView mask{};                              // the same in boolean, true = visible
-  ConstView sinks{};                             // (H)
-  bool causal = false;                           // keys after the query's place are hidden
-  Align align = Align::start;                    // the query's place, for causal and window
-  std::int64_t window_left = -1;                 // keys more than this before the place are hidden; -1: none
-  std::int64_t window_right = -1;                // the same after the place
-  std::span<const std::int64_t> lengths{};       // one a batch entry, or one a row: only the first keys exist
+  Rule rule{};                         // chooses beta of each row; default none: beta = 1
+  std::span<const Rule> head_rules{};  // if not empty: one a query head, instead of `rule`
+  std::optional<double> scale{};       // default 1 / sqrt(D)
+  ConstView query_scale{};             // (B, H, N), sizes equal or 1; multiplies scale
+  double softcap = 0;                  // 0: none
+  ConstView bias{};                    // (B, H, N, M), sizes equal or 1; added to the logits
+  ConstView mask{};                    // the same in boolean, true = visible
+  ConstView sinks{};                   // (H)
+  bool causal = false;                 // keys after the query's place are hidden
+  Align align = Align::start;          // the query's place, for causal and window
+  std::int64_t window_left = -1;       // keys more than this before the place are hidden; -1: none
+  std::int64_t window_right = -1;      // the same after the place
+  std::span<const std::int64_t>
+      lengths{};  // one a batch entry (also if B = B H N), or one a row: only the first keys exist
   std::span<const std::int64_t> query_starts{};  // packed sequences (B = 1): 0, ..., N, as cu_seqlens;
   std::span<const std::int64_t> key_starts{};    // 0, ..., M. Queries see keys of their own sequence.
 
@@ -108,17 +109,21 @@ WHET_API std::size_t attention_workspace(ConstView q, ConstView k, ConstView v,
 
 // Gradients that are wanted; those without data are not computed. Overwritten, never added to.
 struct AttentionGradients {
-  View dq{};      // as q
-  View dk{};      // as k
-  View dv{};      // as v
-  View dbias{};   // as the bias given: summed over the axes where its size is 1
+  View dq{};  // as q
+  View dk{};  // as k
+  View dv{};  // as v
+  // As the bias given: summed over the axes where its size is 1, by one thread if batch entries, heads or
+  // packed sequences share it. 16 bits: summed in f32, in the workspace. Asking for it may move dk and dv by
+  // rounding.
+  View dbias{};
   View dsinks{};  // as sinks
 };
 
 // The gradients from dout = dL/dout (as out) and what attention was given: q, k, v and the options, of which
 // `stats` is read if given (what attention wrote; else computed again), and weights, top_k,
-// column_sums and tile_counts must not be given. Nothing is skipped. At a kink of the rule the derivative
-// of the constant side is taken; an unreachable target counts as constant.
+// column_sums and tile_counts must not be given. No tile is skipped (but saved stats lack what forward
+// skipped). At a kink of the rule the derivative of the constant side is taken; an unreachable target counts
+// as constant.
 WHET_API void attention_backward(ConstView q, ConstView k, ConstView v, ConstView dout,
                                  const AttentionGradients& gradients, const AttentionOptions& options = {},
                                  BetaGradient beta_gradient = BetaGradient::through_rule);

@@ -10,7 +10,8 @@
 // {max, search.beta()} in every shard, add() the sums of a row, give them to its BetaSearch.
 //
 // Options are those of attention for the whole problem, with k, v, bias and mask cut to the shard.
-// Not used: rule, stats and what else can be asked for. lengths, causal and window count keys of the whole.
+// Not used: rule, stats and what else can be asked for, workspace. lengths, causal and window count keys of
+// the whole.
 #ifndef WHET_SHARD_H_
 #define WHET_SHARD_H_
 

@@ -322,6 +322,7 @@ AttentionOptions shard_options(AttentionOptions options) {
   options.top_weights = {};
   options.column_sums = {};
   options.tile_counts = nullptr;
+  options.workspace = {};
   return options;
 }
 

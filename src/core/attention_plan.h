@@ -33,6 +33,7 @@ struct PlanInput {
   std::int64_t element_bytes = 4;
   std::int64_t cache_bytes = 0;  // second-level cache of a core
   int threads = 1;
+  bool packs = false;  // also few rows go the road of many
 };
 
 struct AttentionPlan {

@@ -57,6 +57,10 @@ void FewOutputTask(const AttentionRun& run, std::int64_t unit, std::int64_t task
                        : FewOutput<float>(run, unit, task, worker);
 }
 
+kernels::AttentionSteps ForwardSteps() {
+  return {PackTask, BlockTask, FewLogitsTask, FewWeightsTask, FewValuesTask, FewOutputTask};
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace whet
 HWY_AFTER_NAMESPACE();
@@ -66,42 +70,35 @@ namespace whet {
 
 namespace kernels {
 
-HWY_EXPORT(PackTask);
-HWY_EXPORT(BlockTask);
-HWY_EXPORT(FewLogitsTask);
-HWY_EXPORT(FewWeightsTask);
-HWY_EXPORT(FewValuesTask);
-HWY_EXPORT(FewOutputTask);
+HWY_EXPORT(ForwardSteps);
 
 namespace {
 
-using Step = void (*)(const AttentionRun& run, std::int64_t unit, std::int64_t task, int worker);
-
 // `tasks` of every unit of the wave; the last tasks of units first, which under a causal mask are the
 // longest.
-void run_step(const AttentionRun& run, std::int64_t wave, std::int64_t tasks, Step step) {
+void run_step(const AttentionRun& run, std::int64_t wave, std::int64_t tasks, AttentionStep step) {
   core::parallel_for(wave * tasks, run.workers,
                      [&](std::int64_t i, int worker) { step(run, i % wave, tasks - 1 - i / wave, worker); });
 }
 
 // The same with the tasks of a unit one after the other, in order.
-void run_step_in_order(const AttentionRun& run, std::int64_t wave, std::int64_t tasks, Step step) {
+void run_step_in_order(const AttentionRun& run, std::int64_t wave, std::int64_t tasks, AttentionStep step) {
   core::parallel_for(wave, run.workers, [&](std::int64_t unit, int worker) {
     for (std::int64_t task = 0; task < tasks; ++task) step(run, unit, task, worker);
   });
 }
 
-void run_wave(const AttentionRun& run, std::int64_t wave) {
+void run_wave(const AttentionRun& run, const AttentionSteps& steps, std::int64_t wave) {
   // Rows of a head add to the same column sums.
   const auto rows_step = run.job.options.column_sums.empty() ? run_step : run_step_in_order;
   if (run.plan.few) {
-    run_step(run, wave, run.plan.blocks, WHET_DISPATCH(FewLogitsTask));
-    rows_step(run, wave, run.max_rows, WHET_DISPATCH(FewWeightsTask));
-    run_step(run, wave, run.plan.blocks, WHET_DISPATCH(FewValuesTask));
-    run_step(run, wave, run.max_rows, WHET_DISPATCH(FewOutputTask));
+    run_step(run, wave, run.plan.blocks, steps.few_logits);
+    rows_step(run, wave, run.max_rows, steps.few_weights);
+    run_step(run, wave, run.plan.blocks, steps.few_values);
+    run_step(run, wave, run.max_rows, steps.few_output);
   } else {
-    run_step(run, wave, run.tiles, WHET_DISPATCH(PackTask));
-    rows_step(run, wave, run.plan.blocks, WHET_DISPATCH(BlockTask));
+    run_step(run, wave, run.tiles, steps.pack);
+    rows_step(run, wave, run.plan.blocks, steps.block);
   }
 }
 
@@ -109,18 +106,7 @@ void run_wave(const AttentionRun& run, std::int64_t wave) {
 void plan_run(AttentionRun& run) {
   const core::AttentionShape& shape = run.job.shape;
   const int threads = core::resolve_threads(run.job.options.threads);
-  run.units = run.job.sequences() * shape.key_heads;
-  if (run.job.options.query_starts.empty()) {
-    run.max_rows = shape.queries * shape.group;
-    run.max_keys = shape.keys;
-  } else {
-    for (std::int64_t i = 0; i < run.job.sequences(); ++i) {
-      const core::Sequence sequence = run.job.sequence(i);
-      run.max_rows = std::max(run.max_rows, sequence.queries * shape.group);
-      run.max_keys = std::max(run.max_keys, sequence.keys);
-    }
-  }
-  run.stride = logit_stride(run.max_keys);
+  measure_units(run);
   run.tiles = (run.max_keys + core::kTileKeys - 1) / core::kTileKeys;
   run.plan = core::forward_plan({.units = run.units,
                                  .rows = run.max_rows,
@@ -128,12 +114,8 @@ void plan_run(AttentionRun& run) {
                                  .key_size = shape.key_size,
                                  .element_bytes = shape.wide() ? 8 : 4,
                                  .cache_bytes = core::cache_bytes(),
-                                 .threads = threads});
-  if (run.pass != Pass::attention && run.plan.few) {  // shards take the one road
-    run.plan.few = false;
-    run.plan.block_rows = core::kBlockStep * ((run.max_rows + core::kBlockStep - 1) / core::kBlockStep);
-    run.plan.blocks = 1;
-  }
+                                 .threads = threads,
+                                 .packs = run.pass != Pass::attention});
   const std::int64_t tasks = std::max(run.plan.wave, std::int64_t{1}) *
                              std::max({run.plan.blocks, run.tiles, run.max_rows, std::int64_t{1}});
   run.workers = static_cast<int>(std::min<std::int64_t>(threads, tasks));
@@ -155,15 +137,6 @@ void check_one_a_row(std::size_t given, const core::AttentionJob& job, const cha
   core::fail(name, std::to_string(given) + " given, must be one a row, " + std::to_string(job.shape.rows()));
 }
 
-std::size_t total_bytes(const AttentionRun& run) {
-  std::size_t bytes = 0;
-  if (__builtin_mul_overflow(run.worker_bytes, static_cast<std::size_t>(run.workers), &bytes) ||
-      __builtin_add_overflow(bytes, run.shared_bytes, &bytes)) {
-    throw std::bad_alloc();
-  }
-  return bytes;
-}
-
 TileCounts& counts_of(const AttentionRun& run, int worker) {
   return run.job.shape.wide() ? *scratch_of<double>(run, worker).counts
                               : *scratch_of<float>(run, worker).counts;
@@ -182,6 +155,7 @@ void clear_sums(const AttentionRun& run) {
 }
 
 void run_attention(AttentionRun& run) {
+  const AttentionSteps steps = WHET_DISPATCH(ForwardSteps)();  // one target for all of the call
   plan_run(run);
   const Workspace workspace(run.job.options.workspace, total_bytes(run));
   run.memory = workspace.base();
@@ -189,7 +163,7 @@ void run_attention(AttentionRun& run) {
   if (run.units > 0 && run.max_rows > 0) {
     for (int worker = 0; worker < run.workers; ++worker) counts_of(run, worker) = {};
     for (; run.first_unit < run.units; run.first_unit += run.plan.wave) {
-      run_wave(run, std::min(run.plan.wave, run.units - run.first_unit));
+      run_wave(run, steps, std::min(run.plan.wave, run.units - run.first_unit));
     }
   }
   if (run.job.options.tile_counts == nullptr) return;

@@ -86,7 +86,7 @@ HWY_INLINE RowStats GradientStats(const BackwardRun& run, std::int64_t row, std:
   double beta = 1;
   if (run.saved_stats) {
     const RowStats& saved = run.job.options.stats[static_cast<std::size_t>(row)];
-    if (!sinks || saved.count == 0) return saved;
+    if (!sinks || saved.count == 0 || std::isnan(saved.count)) return saved;
     x[range.end] = sink;
     state.count = static_cast<std::int64_t>(saved.count);
     state.max = saved.max;
@@ -130,7 +130,8 @@ HWY_INLINE void UncapGradient(const BackwardRun& run, const Unit& unit, std::int
     const T logit = x[range.begin + i];
     if (logit == kMinusInfinity<T>) continue;
     const T capped = bias == nullptr ? logit : logit - Element<T>(job.bias, bias + i * step);
-    const T tangent = capped * inverse;
+    // Beside a large bias the difference is rough; a tangent isn't beyond 1.
+    const T tangent = std::clamp(capped * inverse, T(-1), T(1));
     dx[range.begin + i] *= 1 - tangent * tangent;
   }
 }
@@ -176,11 +177,11 @@ HWY_NOINLINE void RowGradient(const BackwardBlock<T>& block, std::int64_t row, b
   if (sinks) block.scratch.dsinks[head - unit.key_head * unit.group] += static_cast<double>(g[range.end]);
   if (run.bias_sums.data != nullptr) AddBias(run, unit, unit_row, range, static_cast<const T*>(g));
   if (run.job.options.softcap > 0) UncapGradient(run, unit, unit_row, range, static_cast<const T*>(x), g);
-  if (careful) {
+  if (careful || std::isnan(stats.sharp_peak)) {  // NaN must not reach hidden keys
     const T peak = static_cast<T>(stats.sharp_peak);
     for (std::int64_t i = 0; i < range.size(); ++i) {
       T& weight = x[range.begin + i];
-      weight = weight == kMinusInfinity<T> ? kHidden<T> : kept[i] * peak;
+      weight = weight == kMinusInfinity<T> ? (careful ? kHidden<T> : T(0)) : kept[i] * peak;
     }
   } else {
     Scale(static_cast<const T*>(kept), x + range.begin, range.size(), stats.sharp_peak);
@@ -273,7 +274,7 @@ HWY_INLINE void StoreQueries(const BackwardBlock<T>& block) {
     const std::int64_t unit_row = block.first_row + row;
     T* dq = block.scratch.dq + row * block.run.key_size();
     const T scale = static_cast<T>(QueryScale<T>(job, block.unit, unit_row));
-    for (std::int64_t i = 0; i < size; ++i) dq[i] *= scale;
+    for (std::int64_t i = 0; i < size; ++i) dq[i] = dq[i] == T(0) ? T(0) : dq[i] * scale;
     std::byte* to =
         job.dq.at(block.unit.sequence.batch, block.unit.head(unit_row), block.unit.query(unit_row));
     StoreRow(static_cast<const T*>(dq), job.dq.dtype, job.dq.strides[3], size, to);
@@ -330,8 +331,9 @@ HWY_INLINE bool UnitIsFinite(const BackwardRun& run, const Unit& unit) {
   T buffer[256];
   for (std::int64_t row = 0; finite && row < unit.rows(); ++row) {
     const std::int64_t batch = unit.sequence.batch, head = unit.head(row), query = unit.query(row);
+    LoadQueries(job, unit, row, row + 1, buffer, job.shape.key_size);
     finite =
-        AllFinite(VectorOf(job.q, batch, head, query, job.shape.key_size, buffer), job.shape.key_size) &&
+        AllFinite(buffer, job.shape.key_size) &&
         AllFinite(VectorOf(job.dout, batch, head, query, job.shape.value_size, buffer), job.shape.value_size);
   }
   return finite;

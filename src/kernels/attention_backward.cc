@@ -37,6 +37,8 @@ void StoreElement(const BackwardRun& run, double value, DType dtype, std::byte* 
   run.job.shape.wide() ? StoreRow(&value, dtype, 1, 1, to) : StoreRow(&narrow, dtype, 1, 1, to);
 }
 
+kernels::BackwardSteps GradientSteps() { return {BackwardTask, JoinTask, StoreElement}; }
+
 }  // namespace HWY_NAMESPACE
 }  // namespace whet
 HWY_AFTER_NAMESPACE();
@@ -46,9 +48,7 @@ namespace whet {
 
 namespace kernels {
 
-HWY_EXPORT(BackwardTask);
-HWY_EXPORT(JoinTask);
-HWY_EXPORT(StoreElement);
+HWY_EXPORT(GradientSteps);
 
 namespace {
 
@@ -72,7 +72,9 @@ void plan_bias(BackwardRun& run, const Dims& sizes) {
   if (!run.job.dbias.given) return;
   const core::AttentionShape& shape = run.job.shape;
   run.plan.parts = 1;
-  if ((sizes[0] == 1 && shape.batch > 1) || (sizes[1] == 1 && shape.heads > 1)) run.workers = 1;
+  const bool shared = (sizes[0] == 1 && shape.batch > 1) || (sizes[1] == 1 && shape.heads > 1) ||
+                      (sizes[2] == 1 && sizes[3] == 1 && run.job.sequences() > 1);
+  if (shared) run.workers = 1;
   run.bias_sums = run.job.dbias;
   if (run.job.dbias.dtype == arithmetic(shape)) return;
   run.bias_sums.dtype = arithmetic(shape);
@@ -87,20 +89,9 @@ void plan_bias(BackwardRun& run, const Dims& sizes) {
 void plan_backward(BackwardRun& run, const Dims& bias_sizes) {
   const core::AttentionShape& shape = run.job.shape;
   const int threads = core::resolve_threads(run.job.options.threads);
-  run.units = run.job.sequences() * shape.key_heads;
-  run.max_rows = shape.queries * shape.group;
-  run.max_keys = shape.keys;
-  if (!run.job.options.query_starts.empty()) {
-    run.max_rows = run.max_keys = 0;
-    for (std::int64_t i = 0; i < run.job.sequences(); ++i) {
-      const core::Sequence sequence = run.job.sequence(i);
-      run.max_rows = std::max(run.max_rows, sequence.queries * shape.group);
-      run.max_keys = std::max(run.max_keys, sequence.keys);
-    }
-  }
+  measure_units(run);
   // Few rows go another road forward, where logits round differently.
   run.saved_stats = !run.job.options.stats.empty() && run.max_rows > core::kFewRows;
-  run.stride = logit_stride(run.max_keys);
   run.plan = core::backward_plan({.units = run.units,
                                   .rows = run.max_rows,
                                   .keys = run.max_keys,
@@ -123,15 +114,6 @@ void plan_backward(BackwardRun& run, const Dims& bias_sizes) {
   run.worker_bytes = worker.used();
 }
 
-std::size_t total_bytes(const BackwardRun& run) {
-  std::size_t bytes = 0;
-  if (__builtin_mul_overflow(run.worker_bytes, static_cast<std::size_t>(run.workers), &bytes) ||
-      __builtin_add_overflow(bytes, run.shared_bytes, &bytes)) {
-    throw std::bad_alloc();
-  }
-  return bytes;
-}
-
 template <typename T>
 BackwardShared<T> backward_shared_of(const BackwardRun& run) {
   Arena arena(run.memory);
@@ -150,17 +132,17 @@ void clear_bias(BackwardRun& run, const Dims& sizes) {
                    [&](auto... index) { std::fill_n(run.bias_sums.at(index...), bytes, std::byte{0}); });
 }
 
-void store_bias(const BackwardRun& run, const Dims& sizes) {
+void store_bias(const BackwardRun& run, const BackwardSteps& steps, const Dims& sizes) {
   if (run.bias_elements == 0) return;
   for_each_element(sizes, [&](auto... index) {
     const std::byte* sum = run.bias_sums.at(index...);
     const double value = run.job.shape.wide() ? *reinterpret_cast<const double*>(sum)
                                               : static_cast<double>(*reinterpret_cast<const float*>(sum));
-    WHET_DISPATCH(StoreElement)(run, value, run.job.dbias.dtype, run.job.dbias.at(index...));
+    steps.store(run, value, run.job.dbias.dtype, run.job.dbias.at(index...));
   });
 }
 
-void store_sinks(const BackwardRun& run) {
+void store_sinks(const BackwardRun& run, const BackwardSteps& steps) {
   const core::AttentionJob& job = run.job;
   if (job.dsinks.data == nullptr) return;
   const double* sums =
@@ -173,7 +155,7 @@ void store_sinks(const BackwardRun& run) {
         sum += sums[(unit * run.plan.parts + part) * job.shape.group + member];
       }
     }
-    WHET_DISPATCH(StoreElement)(run, sum, job.dsinks.dtype, job.dsinks.at(0, head, 0));
+    steps.store(run, sum, job.dsinks.dtype, job.dsinks.at(0, head, 0));
   }
 }
 
@@ -185,21 +167,21 @@ void attention_backward(ConstView q, ConstView k, ConstView v, ConstView dout,
                         const AttentionGradients& gradients, const AttentionOptions& options,
                         BetaGradient beta_gradient) {
   using namespace kernels;
+  const BackwardSteps steps = WHET_DISPATCH(GradientSteps)();  // one target for all of the call
   BackwardRun run{.job = core::attention_backward_job(q, k, v, dout, gradients, options, beta_gradient)};
   plan_backward(run, gradients.dbias.sizes);
   const Workspace workspace(options.workspace, total_bytes(run));
   run.memory = workspace.base();
   clear_bias(run, gradients.dbias.sizes);
   core::parallel_for(run.units * run.plan.parts, run.workers, [&](std::int64_t task, int worker) {
-    WHET_DISPATCH(BackwardTask)(run, task / run.plan.parts, task % run.plan.parts, worker);
+    steps.part(run, task / run.plan.parts, task % run.plan.parts, worker);
   });
   if (run.shares_sums()) {
-    core::parallel_for(run.units, run.workers, [&](std::int64_t unit, int worker) {
-      WHET_DISPATCH(JoinTask)(run, unit, worker);
-    });
+    core::parallel_for(run.units, run.workers,
+                       [&](std::int64_t unit, int worker) { steps.join(run, unit, worker); });
   }
-  store_bias(run, gradients.dbias.sizes);
-  store_sinks(run);
+  store_bias(run, steps, gradients.dbias.sizes);
+  store_sinks(run, steps);
 }
 
 std::size_t attention_backward_workspace(ConstView q, ConstView k, ConstView v,

@@ -34,6 +34,13 @@ struct BackwardRun {
   bool shares_sums() const { return plan.parts > 1; }
 };
 
+// The steps of a call compiled for a target.
+struct BackwardSteps {
+  void (*part)(const BackwardRun& run, std::int64_t unit, std::int64_t part, int worker);
+  void (*join)(const BackwardRun& run, std::int64_t unit, int worker);
+  void (*store)(const BackwardRun& run, double value, DType dtype, std::byte* to);
+};
+
 template <typename T>
 struct BackwardScratch {
   T* keys = nullptr;  // packed K and V, transposed

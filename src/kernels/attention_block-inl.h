@@ -127,7 +127,7 @@ HWY_INLINE void PackTile(const AttentionRun& run, std::int64_t index, std::int64
   PackTransposed(job.k, unit, job.shape.key_size, begin, end,
                  shared.keys + index * kernels::padded(run.max_keys) * job.shape.key_size);
   shared.unsafe[index * run.tiles + tile] =
-      job.v.data != nullptr && job.options.skip_epsilon > 0 &&
+      job.v.data != nullptr && job.options.skip_epsilon > 0 && run.pass == Pass::attention &&
               !IsFinite<T>(job.v, unit, job.shape.value_size, begin, end)
           ? 1
           : 0;
@@ -346,8 +346,18 @@ HWY_NOINLINE void RunBlock(const AttentionRun& run, std::int64_t index, std::int
   BlockOutput(block);
   for (std::int64_t row = 0; row < rows; ++row) {
     T* out = block.scratch.out + row * run.value_size();
-    const double z = block.outcomes[row].sums.z;
-    if (z > 0 && !AllFinite(out, job.shape.value_size)) RepeatWithCare(block, row, out);
+    double z = block.outcomes[row].sums.z;
+    if (z > 0 && !AllFinite(out, job.shape.value_size)) {
+      RepeatWithCare(block, row, out);
+      if (run.pass == Pass::attention && !AllFinite(out, job.shape.value_size)) {
+        // The sum may overflow where the mean doesn't.
+        const KeyRange reach = block.reach[row / kStripRows];
+        Scale(static_cast<const T*>(block.x(row) + reach.begin), block.x(row) + reach.begin, reach.size(),
+              1 / z);
+        RepeatWithCare(block, row, out);
+        z = 1;
+      }
+    }
     StoreOutput(run, unit, first_row + row, z, out);
   }
 }

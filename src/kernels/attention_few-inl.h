@@ -327,10 +327,16 @@ HWY_INLINE void FewOutput(const AttentionRun& run, std::int64_t index, std::int6
     const T* sum = shared.partial + ((index * run.plan.blocks + chunk) * run.max_rows + row) * wide;
     for (std::int64_t i = 0; i < size; ++i) out[i] += sum[i];
   }
-  const double z = shared.z[index * run.max_rows + row];
+  double z = shared.z[index * run.max_rows + row];
   if (z > 0 && !AllFinite(out, size)) {
-    const T* weights = shared.x + (index * run.max_rows + row) * run.stride;
-    FewWithCare(run, unit, row, weights, scratch, out);
+    T* weights = shared.x + (index * run.max_rows + row) * run.stride;
+    FewWithCare(run, unit, row, static_cast<const T*>(weights), scratch, out);
+    if (!AllFinite(out, size)) {  // the sum may overflow where the mean doesn't
+      const KeyRange reach = Reach(run, unit);
+      Scale(static_cast<const T*>(weights + reach.begin), weights + reach.begin, reach.size(), 1 / z);
+      FewWithCare(run, unit, row, static_cast<const T*>(weights), scratch, out);
+      z = 1;
+    }
   }
   StoreOutput(run, unit, row, z, out);
 }

@@ -74,6 +74,7 @@ HWY_INLINE void StoreWeights(const AttentionRun& run, const Unit& unit, std::int
   const std::int64_t batch = unit.sequence.batch, head = unit.head(unit_row), query = unit.query(unit_row);
   const auto weight = [&](std::int64_t key) {
     if (key < range.begin || key >= range.end || (keep != nullptr && keep[key / kTileKeys] == 0)) return T(0);
+    if (x[key] == T(0) || x[key] == kMinusInfinity<T>) return T(0);  // also in a row of NaN
     return static_cast<T>(static_cast<double>(x[key]) / z);
   };
   for (std::size_t i = 0; i < options.weight_rows.size(); ++i) {

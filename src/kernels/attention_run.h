@@ -133,6 +133,40 @@ struct AttentionRun {
   std::int64_t value_size() const { return padded(job.shape.value_size); }
 };
 
+// Units of a call, and rows, keys and stride of the largest.
+template <typename Run>
+void measure_units(Run& run) {
+  const core::AttentionShape& shape = run.job.shape;
+  run.units = run.job.sequences() * shape.key_heads;
+  run.max_rows = shape.queries * shape.group;
+  run.max_keys = shape.keys;
+  if (!run.job.options.query_starts.empty()) {
+    run.max_rows = run.max_keys = 0;
+    for (std::int64_t i = 0; i < run.job.sequences(); ++i) {
+      const core::Sequence sequence = run.job.sequence(i);
+      run.max_rows = std::max(run.max_rows, sequence.queries * shape.group);
+      run.max_keys = std::max(run.max_keys, sequence.keys);
+    }
+  }
+  run.stride = logit_stride(run.max_keys);
+}
+
+template <typename Run>
+std::size_t total_bytes(const Run& run) {
+  std::size_t bytes = 0;
+  if (__builtin_mul_overflow(run.worker_bytes, static_cast<std::size_t>(run.workers), &bytes) ||
+      __builtin_add_overflow(bytes, run.shared_bytes, &bytes)) {
+    throw std::bad_alloc();
+  }
+  return bytes;
+}
+
+// A step of a call for one task of one unit of the wave, and the steps compiled for a target.
+using AttentionStep = void (*)(const AttentionRun& run, std::int64_t unit, std::int64_t task, int worker);
+struct AttentionSteps {
+  AttentionStep pack, block, few_logits, few_weights, few_values, few_output;
+};
+
 // What all workers of a wave share.
 template <typename T>
 struct Shared {

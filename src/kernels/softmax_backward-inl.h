@@ -195,7 +195,7 @@ template <typename T>
 HWY_INLINE void BackwardRowOf(const BackwardRow<T>& row, const Rule& rule, bool through_rule) {
   const double beta = row.stats.beta;
   // At beta = 1 every rule that depends on the logits is on the constant side of its kink.
-  const bool moves = through_rule && needs_entropy(rule) && beta != 1;
+  const bool moves = through_rule && needs_entropy(rule) && beta != 1 && !std::isnan(beta);
   const BackwardSums sums = moves ? SweepA<true>(row) : SweepA<false>(row);
   BackwardLine line{.constant = -beta * sums.wg, .g_factor = beta};
   if (moves) AddRule(row, rule, sums, line);
