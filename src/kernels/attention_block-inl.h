@@ -350,11 +350,14 @@ HWY_NOINLINE void RunBlock(const AttentionRun& run, std::int64_t index, std::int
     if (z > 0 && !AllFinite(out, job.shape.value_size)) {
       RepeatWithCare(block, row, out);
       if (run.pass == Pass::attention && !AllFinite(out, job.shape.value_size)) {
-        // The sum may overflow where the mean doesn't.
+        // A sum may overflow where the mean doesn't.
+        T sums[256];
+        std::copy_n(out, job.shape.value_size, sums);
         const KeyRange reach = block.reach[row / kStripRows];
-        Scale(static_cast<const T*>(block.x(row) + reach.begin), block.x(row) + reach.begin, reach.size(),
-              1 / z);
+        T* weights = block.x(row) + reach.begin;
+        Scale(static_cast<const T*>(weights), weights, reach.size(), 1 / z);
         RepeatWithCare(block, row, out);
+        KeepFinite(static_cast<const T*>(sums), job.shape.value_size, z, out);
         z = 1;
       }
     }

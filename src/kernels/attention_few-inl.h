@@ -331,10 +331,13 @@ HWY_INLINE void FewOutput(const AttentionRun& run, std::int64_t index, std::int6
   if (z > 0 && !AllFinite(out, size)) {
     T* weights = shared.x + (index * run.max_rows + row) * run.stride;
     FewWithCare(run, unit, row, static_cast<const T*>(weights), scratch, out);
-    if (!AllFinite(out, size)) {  // the sum may overflow where the mean doesn't
+    if (!AllFinite(out, size)) {  // a sum may overflow where the mean doesn't
+      T sums[256];
+      std::copy_n(out, size, sums);
       const KeyRange reach = Reach(run, unit);
       Scale(static_cast<const T*>(weights + reach.begin), weights + reach.begin, reach.size(), 1 / z);
       FewWithCare(run, unit, row, static_cast<const T*>(weights), scratch, out);
+      KeepFinite(static_cast<const T*>(sums), size, z, out);
       z = 1;
     }
   }

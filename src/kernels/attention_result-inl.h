@@ -215,6 +215,15 @@ HWY_INLINE bool AllFinite(const T* row, std::int64_t size) {
   return sum == T(0);
 }
 
+// means[i] = sums[i] / z where the sum is finite.
+template <typename T>
+HWY_INLINE void KeepFinite(const T* sums, std::int64_t size, double z, T* means) {
+  const T inverse = static_cast<T>(1 / z);
+  for (std::int64_t i = 0; i < size; ++i) {
+    if (std::isfinite(sums[i])) means[i] = sums[i] * inverse;
+  }
+}
+
 // The output of a row from its sum of weighted values, which is overwritten.
 template <typename T>
 HWY_INLINE void StoreOutput(const AttentionRun& run, const Unit& unit, std::int64_t unit_row, double z,
