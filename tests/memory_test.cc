@@ -35,6 +35,8 @@ void* counted(std::size_t size, std::size_t alignment) {
 
 }  // namespace
 
+// Where gcc inlines only one of the pair, it takes malloc and free for a mismatch.
+#pragma GCC diagnostic ignored "-Wmismatched-new-delete"
 void* operator new(std::size_t size) { return counted(size, alignof(std::max_align_t)); }
 void* operator new(std::size_t size, std::align_val_t alignment) {
   return counted(size, static_cast<std::size_t>(alignment));
