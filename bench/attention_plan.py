@@ -56,12 +56,12 @@ FULL = Plan(
 )
 
 QUICK = Plan(
-    basic=(full(2048), full(1024, 128), causal(2048, 9, 3)),
-    rules=(causal(1024),),
+    basic=(full(4096), full(1024, 128), causal(4096), causal(2048, 9, 3)),
+    rules=(full(2048), causal(1024)),
     frameworks=(full(512),),
     flat=(full(2048),),
-    training=((full(512), (NONE, COMPILE, EAGER)), (full(1024), ())),
-    threads=(full(1024),),
+    training=((full(512), (NONE, COMPILE)), (full(2048), ())),
+    threads=(full(1024), full(2048)),
     busy=(full(1024),),
     sharp=full(2048),
     memory_queries=1024,

@@ -74,11 +74,12 @@ HWY_EXPORT(ForwardSteps);
 
 namespace {
 
-// `tasks` of every unit of the wave; the last tasks of units first, which under a causal mask are the
-// longest.
+// `tasks` of every unit of the wave, unit by unit while its keys are in cache; the last tasks first, which
+// under a causal mask are the longest.
 void run_step(const AttentionRun& run, std::int64_t wave, std::int64_t tasks, AttentionStep step) {
-  core::parallel_for(wave * tasks, run.workers,
-                     [&](std::int64_t i, int worker) { step(run, i % wave, tasks - 1 - i / wave, worker); });
+  core::parallel_for(wave * tasks, run.workers, [&](std::int64_t i, int worker) {
+    step(run, i / tasks, tasks - 1 - i % tasks, worker);
+  });
 }
 
 // The same with the tasks of a unit one after the other, in order.
