@@ -93,7 +93,7 @@ class Problem:
 
 def _settle(torch_threads: int = 1) -> None:
     if torch.get_num_threads() > 1:
-        time.sleep(0.020)  # OpenMP's threads spin for a while, also beside the next contender
+        time.sleep(0.25)  # OpenMP's threads spin for a while, also beside the next contender
     torch.set_num_threads(torch_threads)
 
 
