@@ -18,8 +18,13 @@
 #include "attention_cases.h"
 #include "attention_contract.h"
 #include "attention_oracle.h"
+#include "cases.h"
+#include "core/attention_plan.h"
+#include "targets.h"
 
 namespace whet {
+
+inline std::size_t index_of(std::int64_t value) { return static_cast<std::size_t>(value); }
 
 // ---- Calls ----
 
@@ -89,24 +94,84 @@ inline std::string list(std::span<const double> values) {
 }
 
 // Row r of one call and row s of another.
-inline bool expect_same_row(const Result& got, std::size_t r, const Result& expected, std::size_t s) {
-  const bool same = same_bits(got.row(r), expected.row(s)) && same_bits(got.stats[r], expected.stats[s]);
-  EXPECT_TRUE(same) << "row " << r << ", count " << got.stats[r].count << " and " << expected.stats[s].count
-                    << ", beta " << testing::PrintToString(got.stats[r].beta) << " and "
-                    << testing::PrintToString(expected.stats[s].beta) << "\n  got      " << list(got.row(r))
-                    << "\n  expected " << list(expected.row(s));
-  return same;
+inline testing::AssertionResult same_row(const Result& got, std::size_t r, const Result& expected,
+                                         std::size_t s) {
+  if (same_bits(got.row(r), expected.row(s)) && same_bits(got.stats[r], expected.stats[s])) {
+    return testing::AssertionSuccess();
+  }
+  return testing::AssertionFailure() << "row " << r << ", count " << got.stats[r].count << " and "
+                                     << expected.stats[s].count << ", beta "
+                                     << testing::PrintToString(got.stats[r].beta) << " and "
+                                     << testing::PrintToString(expected.stats[s].beta) << "\n  got      "
+                                     << list(got.row(r)) << "\n  expected " << list(expected.row(s));
 }
 
-// Up to the first row that differs.
-inline void expect_same(const Result& got, const Result& expected) {
-  ASSERT_EQ(got.rows(), expected.rows());
+// Names the first row that differs.
+inline testing::AssertionResult same(const Result& got, const Result& expected) {
+  if (got.rows() != expected.rows()) {
+    return testing::AssertionFailure() << got.rows() << " rows and " << expected.rows();
+  }
   for (std::size_t r = 0; r < got.rows(); ++r) {
-    if (!expect_same_row(got, r, expected, r)) return;
+    if (const testing::AssertionResult row = same_row(got, r, expected, r); !row) return row;
+  }
+  return testing::AssertionSuccess();
+}
+
+// ---- Cases ----
+
+inline constexpr DType kTypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16};
+
+inline std::string name_of(DType type) { return "element type " + std::to_string(static_cast<int>(type)); }
+
+// Up to kFewRows rows a key head take one road through the kernels, more another: each case goes both.
+inline constexpr std::int64_t kQueries[] = {core::kFewRows / 2 - 1, core::kFewRows + 3};
+
+// Every rule with few queries and with many in f32, and with either in another type; type and road of the
+// latter move on with the target.
+template <typename Body>
+void for_each_case(const Body& body) {
+  std::size_t first = 0;
+  for_each_target([&] {
+    std::size_t turn = first++;
+    for (const RuleCase& rule : rule_cases()) {
+      const DType other = kTypes[1 + turn % 3];
+      const std::int64_t other_queries = kQueries[turn / 3 % 2];
+      for (const auto& [type, N] :
+           {std::pair{DType::f32, kQueries[0]}, {DType::f32, kQueries[1]}, {other, other_queries}}) {
+        SCOPED_TRACE("rule " + rule.rule.name() + ", " + name_of(type) + ", N " + std::to_string(N));
+        body(rule.plain, type, N);
+      }
+      ++turn;
+    }
+  });
+}
+
+inline void expect_all(std::span<const double> values, double expected, const std::string& what) {
+  for (double value : values) {
+    const bool same = value == expected || (std::isnan(value) && std::isnan(expected));
+    EXPECT_TRUE(same) << what << ": " << value << " instead of " << expected;
+    if (!same) return;
   }
 }
 
 // ---- Parts of problems ----
+
+// The same logit for every key of a row, far from each other where `logits` says so: q = 1, k = logit.
+inline oracle::Attention with_logits(Random& random, std::int64_t N, const std::vector<double>& logits,
+                                     DType type) {
+  const auto M = static_cast<std::int64_t>(logits.size());
+  oracle::Attention p = draw_problem(random, {1, 1, 1, N, M, 1, 5}, type);
+  p.q.values.assign(p.q.values.size(), 1);
+  for (std::size_t j = 0; j < logits.size(); ++j) p.k.values[j] = rounded(type, logits[j]);
+  return p;
+}
+
+// Lengths of all kinds, none among them.
+inline std::vector<std::int64_t> row_lengths(const oracle::Attention& p) {
+  std::vector<std::int64_t> lengths;
+  for (std::int64_t r = 0; r < p.rows(); ++r) lengths.push_back(r * 101 % (p.M + 1));
+  return lengths;
+}
 
 // Indices [from, to) along an axis.
 inline oracle::Array slice(const oracle::Array& array, std::size_t axis, std::int64_t from, std::int64_t to) {

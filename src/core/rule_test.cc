@@ -1,5 +1,6 @@
 // Rules: the facts of the published polynomial, every rule's beta and slope, names and their errors.
 #include <gtest/gtest.h>
+#include <unistd.h>
 #include <whet/error.h>
 #include <whet/rule.h>
 
@@ -249,7 +250,10 @@ TEST(RuleNames, DontDependOnTheLocaleOrPrecision) {
 class PolynomialFile : public testing::Test {
  protected:
   std::string write(const std::string& text) {
-    const std::string path = testing::TempDir() + "whet_rule_test_polynomial.txt";
+    // A name of its own for each test and process: ctest runs them side by side.
+    const std::string path = testing::TempDir() + "whet_rule_" +
+                             testing::UnitTest::GetInstance()->current_test_info()->name() +
+                             std::to_string(getpid()) + ".txt";
     std::ofstream(path) << text;
     return path;
   }

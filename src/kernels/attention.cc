@@ -121,16 +121,7 @@ void plan_run(AttentionRun& run) {
                              std::max({run.plan.blocks, run.tiles, run.max_rows, std::int64_t{1}});
   run.workers = static_cast<int>(std::min<std::int64_t>(threads, tasks));
 
-  Arena shared, worker;
-  if (shape.wide()) {
-    lay_out_shared<double>(run, shared);
-    lay_out_worker<double>(run, worker);
-  } else {
-    lay_out_shared<float>(run, shared);
-    lay_out_worker<float>(run, worker);
-  }
-  run.shared_bytes = shared.used();
-  run.worker_bytes = worker.used();
+  measure_memory(run);
 }
 
 void check_one_a_row(std::size_t given, const core::AttentionJob& job, const char* name) {

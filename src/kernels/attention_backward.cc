@@ -102,22 +102,13 @@ void plan_backward(BackwardRun& run, const Dims& bias_sizes) {
   plan_bias(run, bias_sizes);
   run.workers = static_cast<int>(
       std::clamp<std::int64_t>(run.units * run.plan.parts, 1, static_cast<std::int64_t>(run.workers)));
-  Arena shared, worker;
-  if (shape.wide()) {
-    lay_out_backward_shared<double>(run, shared);
-    lay_out_backward_worker<double>(run, worker);
-  } else {
-    lay_out_backward_shared<float>(run, shared);
-    lay_out_backward_worker<float>(run, worker);
-  }
-  run.shared_bytes = shared.used();
-  run.worker_bytes = worker.used();
+  measure_memory(run);
 }
 
 template <typename T>
 BackwardShared<T> backward_shared_of(const BackwardRun& run) {
   Arena arena(run.memory);
-  return lay_out_backward_shared<T>(run, arena);
+  return lay_out_shared<T>(run, arena);
 }
 
 void clear_bias(BackwardRun& run, const Dims& sizes) {

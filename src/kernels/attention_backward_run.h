@@ -67,7 +67,7 @@ struct BackwardShared {
 };
 
 template <typename T>
-BackwardShared<T> lay_out_backward_shared(const BackwardRun& run, Arena& arena) {
+BackwardShared<T> lay_out_shared(const BackwardRun& run, Arena& arena) {
   BackwardShared<T> s;
   const std::int64_t parts = run.units * run.plan.parts;
   s.dsinks = arena.take<double>(parts, run.job.shape.group);
@@ -80,7 +80,7 @@ BackwardShared<T> lay_out_backward_shared(const BackwardRun& run, Arena& arena) 
 }
 
 template <typename T>
-BackwardScratch<T> lay_out_backward_worker(const BackwardRun& run, Arena& arena) {
+BackwardScratch<T> lay_out_worker(const BackwardRun& run, Arena& arena) {
   BackwardScratch<T> s;
   const std::int64_t rows = run.plan.block_rows, keys = padded(run.max_keys);
   s.keys = arena.take<T>(keys, run.job.shape.key_size);
@@ -104,9 +104,9 @@ template <typename T>
 BackwardScratch<T> backward_scratch_of(const BackwardRun& run, std::int64_t unit, std::int64_t part,
                                        int worker) {
   Arena shared_arena(run.memory);
-  const BackwardShared<T> shared = lay_out_backward_shared<T>(run, shared_arena);
+  const BackwardShared<T> shared = lay_out_shared<T>(run, shared_arena);
   Arena arena(run.memory + run.shared_bytes + static_cast<std::size_t>(worker) * run.worker_bytes);
-  BackwardScratch<T> s = lay_out_backward_worker<T>(run, arena);
+  BackwardScratch<T> s = lay_out_worker<T>(run, arena);
   const std::int64_t index = unit * run.plan.parts + part;
   s.dsinks = shared.dsinks + index * run.job.shape.group;
   if (run.shares_sums()) {

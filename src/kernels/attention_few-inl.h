@@ -25,6 +25,7 @@
 #include "kernels/attention_result-inl.h"
 #include "kernels/attention_run.h"
 #include "kernels/elements-inl.h"
+#include "kernels/matmul-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {
@@ -35,21 +36,6 @@ inline constexpr int kFewGroup = 3;           // rows at a time
 inline constexpr int kFewKeys = 4;            // keys at a time
 inline constexpr int kFewVectors = 4;         // vectors of a value at a time
 inline constexpr std::int64_t kFewTile = 64;  // keys that stay in the first-level cache for all rows
-
-template <class D, typename T>
-HWY_INLINE hn::Vec<D> LoadWide(D d, const T* from) {
-  return hn::LoadU(d, from);
-}
-template <class D>
-HWY_INLINE hn::Vec<D> LoadWide(D /*d*/, const bf16* from) {
-  const auto* bits = reinterpret_cast<const std::uint16_t*>(from);
-  return FromBits(bf16{}, hn::PromoteTo(DBits(), hn::LoadU(D16(), bits)));
-}
-template <class D>
-HWY_INLINE hn::Vec<D> LoadWide(D /*d*/, const f16* from) {
-  const auto* bits = reinterpret_cast<const std::uint16_t*>(from);
-  return FromBits(f16{}, hn::PromoteTo(DBits(), hn::LoadU(D16(), bits)));
-}
 
 #if HWY_TARGET != HWY_SCALAR
 // out[0..4) = the sums over all blocks of 4 lanes.
@@ -118,47 +104,17 @@ HWY_NOINLINE void DotRows(const T* q, std::int64_t q_stride, const Stored* k, st
   }
 }
 
-// out[row] += sum over keys of w[row][key] v_key, kColumns vectors of it.
-template <int kRows, int kColumns, typename T, typename Stored>
-HWY_INLINE void AddValueColumns(const T* w, std::int64_t w_stride, const Stored* v, std::int64_t v_stride,
-                                std::int64_t keys, T* out, std::int64_t out_stride) {
-  const hn::ScalableTag<T> d;
-  using V = hn::Vec<decltype(d)>;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  V sums[kRows][kColumns];
-#pragma GCC unroll 4
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < kColumns; ++c) sums[r][c] = hn::LoadU(d, out + r * out_stride + c * lanes);
-  }
-  for (std::int64_t key = 0; key < keys; ++key, v += v_stride) {
-    V values[kColumns];
-#pragma GCC unroll 4
-    for (int c = 0; c < kColumns; ++c) values[c] = LoadWide(d, v + c * lanes);
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-      const V weight = hn::Set(d, w[r * w_stride + key]);
-#pragma GCC unroll 4
-      for (int c = 0; c < kColumns; ++c) sums[r][c] = hn::MulAdd(weight, values[c], sums[r][c]);
-    }
-  }
-#pragma GCC unroll 4
-  for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-    for (int c = 0; c < kColumns; ++c) hn::StoreU(sums[r][c], d, out + r * out_stride + c * lanes);
-  }
-}
-
+// out[row] += sum over keys of w[row][key] v_key.
 template <int kRows, typename T, typename Stored>
-HWY_NOINLINE void AddValues(const T* w, std::int64_t w_stride, const Stored* v, std::int64_t v_stride,
-                            std::int64_t keys, std::int64_t size, T* out, std::int64_t out_stride) {
+HWY_INLINE void AddValues(const T* w, std::int64_t w_stride, const Stored* v, std::int64_t v_stride,
+                          std::int64_t keys, std::int64_t size, T* out, std::int64_t out_stride) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
   std::int64_t e = 0;
   for (; e + kFewVectors * lanes <= size; e += kFewVectors * lanes) {
-    AddValueColumns<kRows, kFewVectors>(w, w_stride, v + e, v_stride, keys, out + e, out_stride);
+    MultiplyRows<kRows, kFewVectors, true>(w, w_stride, 1, v + e, v_stride, keys, out + e, out_stride);
   }
   for (; e < size; e += lanes)
-    AddValueColumns<kRows, 1>(w, w_stride, v + e, v_stride, keys, out + e, out_stride);
+    MultiplyRows<kRows, 1, true>(w, w_stride, 1, v + e, v_stride, keys, out + e, out_stride);
 }
 
 // Calls body(first row, integral constant of rows) for groups of rows.

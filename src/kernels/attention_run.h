@@ -151,6 +151,21 @@ void measure_units(Run& run) {
   run.stride = logit_stride(run.max_keys);
 }
 
+// What a run's lay_out_shared and lay_out_worker (found by its type) take.
+template <typename T, typename Run>
+void measure_memory_of(Run& run) {
+  Arena shared, worker;
+  lay_out_shared<T>(run, shared);
+  lay_out_worker<T>(run, worker);
+  run.shared_bytes = shared.used();
+  run.worker_bytes = worker.used();
+}
+
+template <typename Run>
+void measure_memory(Run& run) {
+  run.job.shape.wide() ? measure_memory_of<double>(run) : measure_memory_of<float>(run);
+}
+
 template <typename Run>
 std::size_t total_bytes(const Run& run) {
   std::size_t bytes = 0;

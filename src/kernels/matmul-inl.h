@@ -21,6 +21,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "kernels/elements-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace whet {
 namespace HWY_NAMESPACE {
@@ -49,35 +51,36 @@ struct Panel {
   std::int64_t stride;
 };
 
-template <int kRows, bool kAdd, typename T>
-HWY_NOINLINE void MultiplyRows(const T* a, std::int64_t row_stride, std::int64_t step_stride, const T* b,
+// One strip and kVectors vectors of columns; B may be stored in 16 bits.
+template <int kRows, int kVectors, bool kAdd, typename T, typename Stored>
+HWY_NOINLINE void MultiplyRows(const T* a, std::int64_t row_stride, std::int64_t step_stride, const Stored* b,
                                std::int64_t b_stride, std::int64_t depth, T* c, std::int64_t c_stride) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  V sums[kRows][kPanelVectors];
+  V sums[kRows][kVectors];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kPanelVectors; ++v) {
+    for (int v = 0; v < kVectors; ++v) {
       sums[r][v] = kAdd ? hn::LoadU(d, c + r * c_stride + v * lanes) : hn::Zero(d);
     }
   }
   for (std::int64_t step = 0; step < depth; ++step, b += b_stride, a += step_stride) {
-    V columns[kPanelVectors];
+    V columns[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kPanelVectors; ++v) columns[v] = hn::LoadU(d, b + v * lanes);
+    for (int v = 0; v < kVectors; ++v) columns[v] = LoadWide(d, b + v * lanes);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const V value = hn::Set(d, a[r * row_stride]);
 #pragma GCC unroll 4
-      for (int v = 0; v < kPanelVectors; ++v) sums[r][v] = hn::MulAdd(value, columns[v], sums[r][v]);
+      for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::MulAdd(value, columns[v], sums[r][v]);
     }
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r) {
 #pragma GCC unroll 4
-    for (int v = 0; v < kPanelVectors; ++v) hn::StoreU(sums[r][v], d, c + r * c_stride + v * lanes);
+    for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[r][v], d, c + r * c_stride + v * lanes);
   }
 }
 
@@ -88,17 +91,23 @@ HWY_INLINE void Multiply(int rows, const Strip<T>& a, const Panel<T>& b, std::in
   static_assert(kStripRows == 6);
   switch (rows) {
     case 6:
-      return MultiplyRows<6, kAdd>(a.data, a.row_stride, a.step_stride, b.data, b.stride, depth, c, c_stride);
+      return MultiplyRows<6, kPanelVectors, kAdd>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
+                                                  depth, c, c_stride);
     case 5:
-      return MultiplyRows<5, kAdd>(a.data, a.row_stride, a.step_stride, b.data, b.stride, depth, c, c_stride);
+      return MultiplyRows<5, kPanelVectors, kAdd>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
+                                                  depth, c, c_stride);
     case 4:
-      return MultiplyRows<4, kAdd>(a.data, a.row_stride, a.step_stride, b.data, b.stride, depth, c, c_stride);
+      return MultiplyRows<4, kPanelVectors, kAdd>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
+                                                  depth, c, c_stride);
     case 3:
-      return MultiplyRows<3, kAdd>(a.data, a.row_stride, a.step_stride, b.data, b.stride, depth, c, c_stride);
+      return MultiplyRows<3, kPanelVectors, kAdd>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
+                                                  depth, c, c_stride);
     case 2:
-      return MultiplyRows<2, kAdd>(a.data, a.row_stride, a.step_stride, b.data, b.stride, depth, c, c_stride);
+      return MultiplyRows<2, kPanelVectors, kAdd>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
+                                                  depth, c, c_stride);
     default:
-      return MultiplyRows<1, kAdd>(a.data, a.row_stride, a.step_stride, b.data, b.stride, depth, c, c_stride);
+      return MultiplyRows<1, kPanelVectors, kAdd>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
+                                                  depth, c, c_stride);
   }
 }
 

@@ -29,8 +29,6 @@ constexpr DType kTypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16};
 
 using Cuts = std::vector<std::int64_t>;  // 0, ..., M: shard s holds keys [cuts[s], cuts[s + 1])
 
-std::string name_of(DType type) { return "element type " + std::to_string(static_cast<int>(type)); }
-
 // One place: its keys, and the options of the whole problem with what goes by key cut to it.
 struct Place {
   Place(const oracle::Attention& p, DType type, std::int64_t from, std::int64_t to)

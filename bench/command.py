@@ -1,0 +1,60 @@
+"""What every benchmark command shares: its options, the run of its sections, what it prints and writes."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from report import Section, document
+from timing import BenchmarkError, machine_facts, prepare_process, progress
+from whet_c import Whet, WhetError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Of the library, its file, whether quick, and the processors: the sections, not run yet.
+Sections = Callable[[Whet, Path, bool, Sequence[int]], Sequence[Callable[[], Section]]]
+
+
+def _arguments(what: str, quick: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=f"whet's {what} beside torch and JAX")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write every figure")
+    parser.add_argument("--markdown", type=Path, metavar="FILE", help="write the tables")
+    parser.add_argument("--lib", type=Path, metavar="libwhet.so",
+                        default=ROOT / "build/release/libwhet.so")  # fmt: skip
+    parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--strict", action="store_true", help="exit 1 if a bar is missed")
+    return parser.parse_args()
+
+
+def _run(options: argparse.Namespace, command: str, sections_of: Sections) -> int:
+    cpus = prepare_process()
+    library = options.lib.resolve()
+    whet = Whet(library)
+    facts = machine_facts(cpus) | {"whet": f"{whet.version()}, target {whet.target()}"}
+    start = time.perf_counter()
+    sections = [section() for section in sections_of(whet, library, options.quick, cpus)]
+    progress(f"done after {time.perf_counter() - start:.0f} s")
+
+    command += " --quick" if options.quick else ""
+    text = document(facts, sections, command)
+    print(text)
+    if options.markdown:
+        options.markdown.write_text(text)
+    if options.json:
+        everything = {"command": command, "facts": facts, "sections": [asdict(s) for s in sections]}
+        options.json.write_text(json.dumps(everything, indent=1))
+    missed = any(not bar.reached for section in sections for bar in section.bars)
+    return 1 if options.strict and missed else 0
+
+
+def main(script: str, what: str, quick: str, sections_of: Sections) -> None:
+    """Runs a benchmark and exits. `sections_of` is called once torch and jax may be imported."""
+    try:
+        sys.exit(_run(_arguments(what, quick), f"python {script}", sections_of))
+    except (BenchmarkError, WhetError, OSError) as error:
+        sys.exit(f"{script}: {error}")
