@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 
-import ml_dtypes
 import numpy as np
 import pytest
 from command import FIELDS, PAPER, WHET, beta_of, compute, entropy_of, field, logits, names, ok, plain, refused, run, softmax
@@ -340,70 +339,6 @@ def test_wrong_lengths(here):
         np.save("lengths.npy", lengths)
         refused(2, "softmax", "in.npy", "out.npy", "--lengths", "lengths.npy", saying=saying)
     assert names(here) == ["in.npy", "lengths.npy"]
-
-
-# ---- files from and for NumPy
-
-
-@pytest.mark.parametrize("dtype,tolerance", [(np.float16, 2e-3), (np.float32, 2e-6), (np.float64, 1e-12)])
-@pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-def test_types_orders_versions(here, dtype, tolerance, order, version):
-    x = np.asarray(logits(4, 9, 7, dtype=dtype, scale=1), order=order)
-    with open("in.npy", "wb") as file:
-        np.lib.format.write_array(file, x, version=version)
-    ok("softmax", "in.npy", "out.npy", "--axis", "1")
-    weights = np.load("out.npy")
-    assert weights.dtype == dtype and weights.shape == x.shape and weights.flags.c_contiguous
-    np.testing.assert_allclose(weights, softmax(x, axis=1), rtol=tolerance)
-
-
-def test_bfloat16_by_hand(here):
-    bits = (logits(4, 30, scale=1).view(np.uint32) >> 16).astype("<u2")
-    (here / "in.npy").write_bytes(npy(header("(4, 30)", "<V2"), bits.tobytes()))
-    ok("softmax", "in.npy", "out.npy")
-    out = (here / "out.npy").read_bytes()
-    assert b"'descr': '<V2'" in out[:128] and len(out) == 128 + bits.nbytes
-    x, weights = ((b.astype(np.uint32) << 16).view(np.float32)
-                  for b in (bits, np.frombuffer(out, "<u2", offset=128).reshape(4, 30)))
-    np.testing.assert_allclose(weights, softmax(x), rtol=2 ** -8)
-
-
-def test_bfloat16_of_ml_dtypes(here):
-    x = logits(4, 30, scale=1).astype(ml_dtypes.bfloat16)
-    np.save("in.npy", x)
-    ok("softmax", "in.npy", "out.npy")
-    weights = np.load("out.npy").view(ml_dtypes.bfloat16)
-    np.testing.assert_allclose(weights.astype(float), softmax(x), rtol=2 ** -8)
-    header = np.dtype(ml_dtypes.bfloat16).str.encode()
-    assert header in open("out.npy", "rb").read(128)
-
-
-@pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), (0, 0), (2, 0, 3)])
-@pytest.mark.parametrize("axis", [0, -1])
-def test_zero_sizes(here, shape, axis):
-    weights, stats = compute(np.zeros(shape, np.float32), "--axis", axis, "--rule", "target-entropy:0.2")
-    assert weights.shape == shape and weights.dtype == np.float32
-    rows = tuple(np.delete(shape, axis))
-    assert stats.shape == (*rows, 10)
-    for row in stats.reshape(-1, 10):
-        np.testing.assert_array_equal(row, [0, -np.inf, -np.inf, 0, 0, 0, 0, 1, 0, 0])
-
-
-def test_types_that_are_no_rows(here):
-    for array, code, saying in [(np.float32(3), 2, "in.npy: is a single number"),
-                                (np.ones(3, bool), 2, "in.npy: holds bool"),
-                                (np.ones(3, np.int64), 2, "in.npy: holds int64"),
-                                (np.ones(3, np.int32), 1, "'<i4'"),
-                                (np.ones(3, ">f4"), 1, "big-endian"),
-                                (np.array([None]), 1, "Python objects"),
-                                (np.ones(3, np.complex64), 1, "'<c8'"),
-                                (np.ones(3, "V2"), 1, "ml_dtypes.bfloat16"),
-                                (np.zeros(3, [("a", "<f4")]), 1, "structured"),
-                                (np.array(["text"]), 1, "'<U4'")]:
-        np.save("in.npy", array)
-        refused(code, "softmax", "in.npy", "out.npy", saying=saying)
-    assert names(here) == ["in.npy"]
 
 
 # ---- edge cases of numbers, with every rule
