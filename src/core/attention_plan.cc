@@ -8,7 +8,7 @@ namespace whet::core {
 
 namespace {
 
-constexpr std::int64_t kWaveBytes = std::int64_t{32} << 20;   // packed keys, or logits of few rows
+constexpr std::int64_t kWaveBytes = std::int64_t{32} << 20;   // packed keys and values, or logits of few rows
 constexpr std::int64_t kBlockBytes = std::int64_t{24} << 20;  // logits of a block, all threads together
 constexpr std::int64_t kPartBytes = std::int64_t{16} << 20;   // dk and dv of a part
 constexpr std::int64_t kPartsWanted = 8;
@@ -57,16 +57,17 @@ AttentionPlan forward_plan(const PlanInput& in) {
   const std::int64_t allowed = rows_that_fit(kBlockBytes / in.threads, in);
   plan.block_rows = limited_to_rows(std::min(std::max(in_cache, kEnoughRows), allowed), in.rows);
   plan.blocks = ceil_divide(in.rows, plan.block_rows);
-  plan.wave = units_that_fit(product(in.keys, in.key_size, in.element_bytes), in);
+  const double packed = product(in.keys, in.key_size + in.value_size, in.element_bytes);
+  plan.packs_values = packed <= static_cast<double>(kWaveBytes);
+  plan.wave =
+      units_that_fit(plan.packs_values ? packed : product(in.keys, in.key_size, in.element_bytes), in);
   return plan;
 }
 
 BackwardPlan backward_plan(const PlanInput& in) {
   BackwardPlan plan;
-  constexpr std::int64_t kEnoughRows = 24;
-  const std::int64_t in_cache = rows_that_fit(in.cache_bytes / 2, in);
-  const std::int64_t allowed = rows_that_fit(kBlockBytes / 4, in);
-  plan.block_rows = limited_to_rows(std::min(std::max(in_cache, kEnoughRows), allowed), in.rows);
+  // As many rows as memory allows, in cache or not: dk and dv are read and written once a block.
+  plan.block_rows = limited_to_rows(rows_that_fit(kBlockBytes / 4, in), in.rows);
   const std::int64_t blocks = ceil_divide(in.rows, plan.block_rows);
   const double part_bytes = 2 * product(in.keys, in.key_size, in.element_bytes);
   const std::int64_t wanted = in.units == 0 ? 1 : ceil_divide(kPartsWanted, in.units);

@@ -3,10 +3,10 @@
 // A *unit* is what shares keys: one sequence and one key head. Its rows are the queries of all heads of
 // the group, query by query: row r is query r / G of head r % G of the group.
 //
-// Many queries: K of a unit is packed once; a task is a block of rows, whose logits over all keys are kept,
-// so that beta is known before the first weight. Few queries: nothing is packed, a task is a chunk of
-// keys, and the logits of all rows of a unit are kept. Either way units go in waves, so that what is
-// kept for all of a wave stays small.
+// Many queries: K of a unit is packed once, and V where that doesn't cost too much memory; a task is a block
+// of rows, whose logits over all keys are kept, so that beta is known before the first weight. Few queries:
+// nothing is packed, a task is a chunk of keys, and the logits of all rows of a unit are kept. Either way
+// units go in waves, so that what is kept for all of a wave stays small.
 //
 // Neither block_rows nor wave changes a bit of a forward result. Backward sums over blocks of rows, so
 // there block_rows and parts are chosen without looking at threads.
@@ -27,9 +27,10 @@ inline constexpr std::int64_t kChunkKeys = 1024;  // keys of a task when rows ar
 // What the plan depends on. Elements are those of the arithmetic.
 struct PlanInput {
   std::int64_t units = 0;
-  std::int64_t rows = 0;      // of the largest unit
-  std::int64_t keys = 0;      // of the largest unit
-  std::int64_t key_size = 0;  // D
+  std::int64_t rows = 0;        // of the largest unit
+  std::int64_t keys = 0;        // of the largest unit
+  std::int64_t key_size = 0;    // D
+  std::int64_t value_size = 0;  // E
   std::int64_t element_bytes = 4;
   std::int64_t cache_bytes = 0;  // second-level cache of a core
   int threads = 1;
@@ -41,6 +42,7 @@ struct AttentionPlan {
   std::int64_t block_rows = 0;  // of one task; all rows of a unit if few
   std::int64_t blocks = 0;      // tasks of a unit: blocks of rows, or chunks of keys if few
   std::int64_t wave = 0;        // units at a time
+  bool packs_values = false;
 };
 
 AttentionPlan forward_plan(const PlanInput& input);

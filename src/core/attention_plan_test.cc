@@ -18,7 +18,7 @@ void for_each_input(const Body& body) {
       for (const std::int64_t keys : {0, 1, 255, 512, 4096, 8192, 131072}) {
         for (const std::int64_t cache : {256 << 10, 512 << 10, 2 << 20}) {
           for (const int threads : {1, 2, 7}) {
-            const PlanInput in{units, rows, keys, 64, 4, cache, threads};
+            const PlanInput in{units, rows, keys, 64, 64, 4, cache, threads};
             SCOPED_TRACE(testing::Message() << units << " units, " << rows << " rows, " << keys
                                             << " keys, cache " << cache << ", threads " << threads);
             body(in);
@@ -53,9 +53,9 @@ TEST(AttentionPlan, CoversAllRowsAndKeysInWholeStrips) {
 TEST(AttentionPlan, KeepsScratchSmall) {
   for_each_input([](const PlanInput& in) {
     const AttentionPlan plan = forward_plan(in);
-    const std::int64_t wave =
-        plan.few ? plan.wave * in.rows * in.keys * 4 : plan.wave * in.keys * in.key_size * 4;
-    if (plan.wave > 1) {
+    const std::int64_t packed = in.key_size + (plan.packs_values ? in.value_size : 0);
+    const std::int64_t wave = plan.wave * in.keys * 4 * (plan.few ? in.rows : packed);
+    if (plan.wave > 1 || plan.packs_values) {
       EXPECT_LE(wave, 32 * kMiB);
     }
     const std::int64_t logits = plan.few ? 0 : in.threads * plan.block_rows * in.keys * 4;
@@ -67,11 +67,20 @@ TEST(AttentionPlan, KeepsScratchSmall) {
 
 TEST(AttentionPlan, TakesMoreRowsWhereTheyFitTheCache) {
   const auto rows = [](std::int64_t keys, std::int64_t cache) {
-    return forward_plan({8, 131072, keys, 64, 4, cache, 1}).block_rows;
+    return forward_plan({8, 131072, keys, 64, 64, 4, cache, 1}).block_rows;
   };
   EXPECT_EQ(rows(512, 512 << 10), kMaxBlockRows);
   EXPECT_GE(rows(4096, 2 << 20), rows(4096, 256 << 10));
   EXPECT_GE(rows(1024, 256 << 10), rows(131072, 256 << 10));
+}
+
+TEST(AttentionPlan, PacksValuesUnlessTheyAreTooLarge) {
+  const auto packs = [](std::int64_t keys) {
+    return forward_plan({1, 4096, keys, 64, 64, 4, 512 << 10, 1}).packs_values;
+  };
+  EXPECT_TRUE(packs(4096));
+  EXPECT_TRUE(packs(65536));
+  EXPECT_FALSE(packs(131072));
 }
 
 TEST(AttentionPlan, BackwardDoesNotLookAtThreads) {
@@ -91,7 +100,7 @@ TEST(AttentionPlan, BackwardDoesNotLookAtThreads) {
 
 TEST(AttentionPlan, BackwardCutsFewUnitsIntoParts) {
   const auto parts = [](std::int64_t units, std::int64_t keys) {
-    return backward_plan({units, 4096, keys, 64, 4, 512 << 10, 1}).parts;
+    return backward_plan({units, 4096, keys, 64, 64, 4, 512 << 10, 1}).parts;
   };
   EXPECT_EQ(parts(8, 4096), 1);
   EXPECT_GT(parts(1, 4096), 1);
@@ -100,9 +109,10 @@ TEST(AttentionPlan, BackwardCutsFewUnitsIntoParts) {
 
 TEST(AttentionPlan, SizesThatNobodyHasDoNotOverflow) {
   const PlanInput huge{
-      std::int64_t{1} << 40, std::int64_t{1} << 40, std::int64_t{1} << 60, 256, 8, 512 << 10, 1024};
+      std::int64_t{1} << 40, std::int64_t{1} << 40, std::int64_t{1} << 60, 256, 256, 8, 512 << 10, 1024};
   EXPECT_EQ(forward_plan(huge).block_rows, kBlockStep);
   EXPECT_EQ(forward_plan(huge).wave, 1);
+  EXPECT_FALSE(forward_plan(huge).packs_values);
   EXPECT_EQ(backward_plan(huge).parts, 1);
 }
 

@@ -19,9 +19,9 @@ struct Job {
   const std::int64_t tasks;
   const TaskBody body;
   void* const context;
-  int open_places;  // workers that may still join
-  int joined = 0;   // workers that did
-  int active = 0;   // of those, still at work
+  int open_places;             // workers that may still join
+  int joined = 0;              // workers that did
+  std::atomic<int> active{0};  // of those, still at work
   std::atomic<std::int64_t> next{0};
   std::condition_variable idle{};
 
@@ -29,6 +29,18 @@ struct Job {
     for (std::int64_t task = next++; task < tasks; task = next++) body(context, task, worker);
   }
 };
+
+// Looks for a while whether `done` comes true: far shorter than a system call and a wake-up would take, and
+// short enough for a busy neighbour not to notice.
+template <typename Condition>
+void look_for(const Condition& done) {
+  constexpr int kLooks = 500;
+  for (int i = 0; i < kLooks && !done(); ++i) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+  }
+}
 
 class Pool {
  public:
@@ -38,9 +50,11 @@ class Pool {
       const std::lock_guard lock(mutex_);
       start_workers(wanted);
       jobs_.push_back(&job);
+      ++posted_;
     }
     for (int i = 0; i < wanted; ++i) wake_.notify_one();
     job.work(0);
+    look_for([&] { return job.active == 0; });
     std::unique_lock lock(mutex_);
     std::erase(jobs_, &job);
     job.idle.wait(lock, [&] { return job.active == 0; });
@@ -74,12 +88,18 @@ class Pool {
       lock.lock();
       // The caller may destroy the job once it sees 0, which it can't before the lock is free.
       if (--job.active == 0) job.idle.notify_one();
+      // The next job of a call that has several follows soon.
+      const std::int64_t seen = posted_;
+      lock.unlock();
+      look_for([&] { return posted_ != seen; });
+      lock.lock();
     }
   }
 
   std::mutex mutex_;
   std::condition_variable wake_;
   std::vector<Job*> jobs_;  // those with open places, oldest first
+  std::atomic<std::int64_t> posted_{0};
   int workers_ = 0;
 };
 

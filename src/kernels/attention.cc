@@ -113,6 +113,7 @@ void plan_run(AttentionRun& run) {
                                  .rows = run.max_rows,
                                  .keys = run.max_keys,
                                  .key_size = shape.key_size,
+                                 .value_size = shape.value_size,
                                  .element_bytes = shape.wide() ? 8 : 4,
                                  .cache_bytes = core::cache_bytes(),
                                  .threads = threads,

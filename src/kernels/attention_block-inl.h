@@ -94,26 +94,35 @@ HWY_NOINLINE void PackTransposed(const core::Grid& grid, const Unit& unit, std::
   }
 }
 
+// Values of keys [begin, end) of a tile as panels: element (key, e) at
+// to[e / C * C * kTileKeys + (key - begin) * C + e % C]; columns past E are 0.
+template <typename T>
+HWY_NOINLINE void PackValues(const AttentionRun& run, const Unit& unit, std::int64_t begin, std::int64_t end,
+                             T* to) {
+  const std::int64_t size = run.job.shape.value_size, wide = run.value_size(), columns = PanelColumns<T>();
+  T buffer[256];
+  for (std::int64_t key = begin; key < end; ++key, to += columns) {
+    const T* value =
+        VectorOf(run.job.v, unit.sequence.batch, unit.key_head, unit.sequence.first_key + key, size, buffer);
+    for (std::int64_t e = 0; e < wide; e += columns) {
+      const std::int64_t used = std::clamp<std::int64_t>(size - e, 0, columns);
+      std::fill(std::copy_n(value + e, used, to + e * kTileKeys), to + e * kTileKeys + columns, T(0));
+    }
+  }
+}
+
 // True if all of v's keys [begin, end) are finite.
 template <typename T>
 HWY_NOINLINE bool IsFinite(const core::Grid& grid, const Unit& unit, std::int64_t size, std::int64_t begin,
                            std::int64_t end) {
-  const hn::ScalableTag<T> d;
-  using V = hn::Vec<decltype(d)>;
-  V sum = hn::Zero(d);
   T buffer[256];
+  bool finite = true;
   for (std::int64_t key = begin; key < end; ++key) {
-    const T* value =
-        VectorOf(grid, unit.sequence.batch, unit.key_head, unit.sequence.first_key + key, size, buffer);
-    const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-    std::int64_t i = 0;
-    for (; i + lanes <= size; i += lanes) {
-      const V v = hn::LoadU(d, value + i);
-      sum = hn::Add(sum, hn::Sub(v, v));  // 0, or NaN
-    }
-    for (; i < size; ++i) sum = hn::Add(sum, hn::Set(d, value[i] - value[i]));
+    finite &= AllFinite(
+        VectorOf(grid, unit.sequence.batch, unit.key_head, unit.sequence.first_key + key, size, buffer),
+        size);
   }
-  return hn::GetLane(hn::SumOfLanes(d, sum)) == T(0);
+  return finite;
 }
 
 // Packs tile `tile` of the keys of unit `index` of the wave.
@@ -126,6 +135,10 @@ HWY_INLINE void PackTile(const AttentionRun& run, std::int64_t index, std::int64
   const Shared<T> shared = kernels::shared_of<T>(run);
   PackTransposed(job.k, unit, job.shape.key_size, begin, end,
                  shared.keys + index * kernels::padded(run.max_keys) * job.shape.key_size);
+  if (shared.values != nullptr) {
+    PackValues(run, unit, begin, end,
+               shared.values + (index * run.tiles + tile) * kTileKeys * run.value_size());
+  }
   shared.unsafe[index * run.tiles + tile] =
       job.v.data != nullptr && job.options.skip_epsilon > 0 && run.pass == Pass::attention &&
               !IsFinite<T>(job.v, unit, job.shape.value_size, begin, end)
@@ -145,6 +158,7 @@ struct Block {
   const AttentionRun& run;
   const Unit& unit;
   const T* keys;               // packed
+  const T* values;             // packed; null: they aren't
   const std::uint8_t* unsafe;  // tiles of V
   std::int64_t first_row;
   std::int64_t rows;
@@ -261,29 +275,50 @@ HWY_INLINE Panel<T> Rows(const core::Grid& grid, const Unit& unit, std::int64_t 
   return {buffer, wide};
 }
 
-// out = x V over the tiles that matter.
+// Values from key `from` on, up to the end of its tile or to `to`: the first panel, and how far apart panels
+// lie.
+template <typename T>
+struct ValuePanels {
+  Panel<T> first;
+  std::int64_t step;
+};
+
+template <typename T>
+HWY_INLINE ValuePanels<T> ValuesFrom(const Block<T>& block, std::int64_t from, std::int64_t to) {
+  const AttentionRun& run = block.run;
+  const std::int64_t wide = run.value_size(), columns = PanelColumns<T>();
+  if (block.values == nullptr) {
+    return {Rows(run.job.v, block.unit, run.job.shape.value_size, from, to, block.scratch.values, wide),
+            columns};
+  }
+  const std::int64_t tile = from / kTileKeys * kTileKeys;
+  return {{block.values + tile * wide + (from - tile) * columns, columns}, columns * kTileKeys};
+}
+
+// out = x V over the tiles that matter, in pieces of keys whose panel of V (or all of V, where it isn't
+// packed) stays in the first-level cache for all strips.
 template <typename T>
 HWY_INLINE void BlockOutput(const Block<T>& block) {
   const AttentionRun& run = block.run;
   const std::int64_t size = run.job.shape.value_size, wide = run.value_size(), columns = PanelColumns<T>();
-  const std::int64_t piece = PieceKeys<T>(wide);
+  const std::int64_t piece = PieceKeys<T>(block.values == nullptr ? wide : columns);
   KeyRange all;
   for (std::int64_t s = 0; s < block.strips(); ++s) all = Union(all, block.reach[s]);
   std::fill_n(block.scratch.out, block.rows * wide, T(0));
   for (std::int64_t from = all.begin; from < all.end;) {
     const std::int64_t tile = from / kTileKeys;
     const std::int64_t to = std::min({all.end, (tile + 1) * kTileKeys, from + piece});
-    Panel<T> values{nullptr, 0};
-    for (std::int64_t s = 0; s < block.strips(); ++s) {
-      const std::int64_t begin = std::max(from, block.reach[s].begin), end = std::min(to, block.reach[s].end);
-      if (begin >= end || block.live(s)[tile] == 0) continue;
-      if (values.data == nullptr)
-        values = Rows(run.job.v, block.unit, size, from, to, block.scratch.values, wide);
-      const T* first = values.data + (begin - from) * values.stride;
-      const std::int64_t row = s * kStripRows;
-      for (std::int64_t e = 0; e < size; e += columns) {
+    ValuePanels<T> values{};
+    for (std::int64_t e = 0; e < size; e += columns) {
+      for (std::int64_t s = 0; s < block.strips(); ++s) {
+        const std::int64_t begin = std::max(from, block.reach[s].begin),
+                           end = std::min(to, block.reach[s].end);
+        if (begin >= end || block.live(s)[tile] == 0) continue;
+        if (values.step == 0) values = ValuesFrom(block, from, to);
+        const T* first = values.first.data + (begin - from) * values.first.stride + e / columns * values.step;
+        const std::int64_t row = s * kStripRows;
         Multiply<true>(block.strip_rows(s), Strip<T>{block.x(row) + begin, run.stride, 1},
-                       Panel<T>{first + e, values.stride}, end - begin, block.scratch.out + row * wide + e,
+                       Panel<T>{first, values.first.stride}, end - begin, block.scratch.out + row * wide + e,
                        wide);
       }
     }
@@ -327,13 +362,15 @@ HWY_NOINLINE void RunBlock(const AttentionRun& run, std::int64_t index, std::int
   const std::int64_t rows = std::min(run.plan.block_rows, unit.rows() - first_row);
   if (rows <= 0) return;
   const Shared<T> shared = kernels::shared_of<T>(run);
-  Block<T> block{run,
-                 unit,
-                 shared.keys + index * kernels::padded(run.max_keys) * job.shape.key_size,
-                 shared.unsafe + index * run.tiles,
-                 first_row,
-                 rows,
-                 kernels::scratch_of<T>(run, worker)};
+  Block<T> block{
+      run,
+      unit,
+      shared.keys + index * kernels::padded(run.max_keys) * job.shape.key_size,
+      shared.values == nullptr ? nullptr : shared.values + index * run.tiles * kTileKeys * run.value_size(),
+      shared.unsafe + index * run.tiles,
+      first_row,
+      rows,
+      kernels::scratch_of<T>(run, worker)};
   for (std::int64_t row = 0; row < rows; ++row) {
     block.ranges[row] = unit.range(job, first_row + row);
     KeyRange& reach = block.reach[row / kStripRows];

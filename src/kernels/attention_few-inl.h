@@ -86,20 +86,27 @@ HWY_NOINLINE void DotRows(const T* q, std::int64_t q_stride, const Stored* k, st
       for (int i = 0; i < kFewKeys; ++i) sums[r][i] = hn::Zero(d);
     }
     for (std::int64_t e = 0; e < size; e += lanes) {
-      V values[kFewKeys];
+      // 12 sums, 3 queries and one key: all 16 registers of AVX2.
+      V queries[kRows];
 #pragma GCC unroll 4
-      for (int i = 0; i < kFewKeys; ++i) values[i] = LoadWide(d, at[i] + e);
+      for (int r = 0; r < kRows; ++r) queries[r] = hn::LoadU(d, q + r * q_stride + e);
 #pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        const V query = hn::LoadU(d, q + r * q_stride + e);
+      for (int i = 0; i < kFewKeys; ++i) {
+        const V value = LoadWide(d, at[i] + e);
 #pragma GCC unroll 4
-        for (int i = 0; i < kFewKeys; ++i) sums[r][i] = hn::MulAdd(query, values[i], sums[r][i]);
+        for (int r = 0; r < kRows; ++r) sums[r][i] = hn::MulAdd(queries[r], value, sums[r][i]);
       }
     }
-    for (int r = 0; r < kRows; ++r) {
-      T four[kFewKeys];
-      StoreSums(d, sums[r], four);
-      std::copy_n(four, std::min<std::int64_t>(kFewKeys, keys - key), x + r * x_stride + key);
+    if (key + kFewKeys <= keys) {
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) StoreSums(d, sums[r], x + r * x_stride + key);
+    } else {
+#pragma GCC unroll 4
+      for (int r = 0; r < kRows; ++r) {
+        T four[kFewKeys];
+        StoreSums(d, sums[r], four);
+        std::copy_n(four, keys - key, x + r * x_stride + key);
+      }
     }
   }
 }

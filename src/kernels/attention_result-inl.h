@@ -210,9 +210,17 @@ HWY_INLINE void LoadVisible(const core::AttentionJob& job, const Unit& unit, con
 
 template <typename T>
 HWY_INLINE bool AllFinite(const T* row, std::int64_t size) {
-  T sum = 0;
-  for (std::int64_t i = 0; i < size; ++i) sum += row[i] - row[i];
-  return sum == T(0);
+  const hn::ScalableTag<T> d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  auto sum = hn::Zero(d);  // of 0 for numbers and NaN for others
+  std::int64_t i = 0;
+  for (; i + lanes <= size; i += lanes) {
+    const auto v = hn::LoadU(d, row + i);
+    sum = hn::Add(sum, hn::Sub(v, v));
+  }
+  T rest = 0;
+  for (; i < size; ++i) rest += row[i] - row[i];
+  return hn::GetLane(hn::SumOfLanes(d, sum)) + rest == T(0);
 }
 
 // means[i] = sums[i] / z where the sum is finite.

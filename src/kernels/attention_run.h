@@ -131,6 +131,7 @@ struct AttentionRun {
   std::int64_t first_unit = 0;  // of the wave at work
   std::int64_t key_size() const { return padded(job.shape.key_size); }
   std::int64_t value_size() const { return padded(job.shape.value_size); }
+  bool packs_values() const { return plan.packs_values && job.v.given; }
 };
 
 // Units of a call, and rows, keys and stride of the largest.
@@ -186,6 +187,7 @@ struct AttentionSteps {
 template <typename T>
 struct Shared {
   T* keys = nullptr;               // many rows: a wave of packed K
+  T* values = nullptr;             // many rows, if planned: a wave of packed V
   std::uint8_t* unsafe = nullptr;  // many rows: 1 a tile of V that holds NaN or infinity; a wave
   T* x = nullptr;                  // few rows: rows x stride, a wave
   T* partial = nullptr;            // few rows: chunks x rows x padded E, a wave
@@ -203,6 +205,7 @@ Shared<T> lay_out_shared(const AttentionRun& run, Arena& arena) {
     s.z = arena.take<double>(wave, run.max_rows);
   } else {
     s.keys = arena.take<T>(wave, padded(run.max_keys), run.job.shape.key_size);
+    if (run.packs_values()) s.values = arena.take<T>(wave, run.tiles * core::kTileKeys, run.value_size());
     s.unsafe = arena.take<std::uint8_t>(wave, run.tiles);
   }
   return s;

@@ -66,15 +66,29 @@ HWY_NOINLINE void MultiplyRows(const T* a, std::int64_t row_stride, std::int64_t
       sums[r][v] = kAdd ? hn::LoadU(d, c + r * c_stride + v * lanes) : hn::Zero(d);
     }
   }
+#pragma GCC unroll 2
   for (std::int64_t step = 0; step < depth; ++step, b += b_stride, a += step_stride) {
-    V columns[kVectors];
+    // Whichever side is shorter waits in registers: with 12 sums there is room for 3 more and an operand.
+    if constexpr (kVectors < kRows) {
+      V columns[kVectors];
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) columns[v] = LoadWide(d, b + v * lanes);
+      for (int v = 0; v < kVectors; ++v) columns[v] = LoadWide(d, b + v * lanes);
 #pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      const V value = hn::Set(d, a[r * row_stride]);
+      for (int r = 0; r < kRows; ++r) {
+        const V value = hn::Set(d, a[r * row_stride]);
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::MulAdd(value, columns[v], sums[r][v]);
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = hn::MulAdd(value, columns[v], sums[r][v]);
+      }
+    } else {
+      V values[kRows];
+#pragma GCC unroll 8
+      for (int r = 0; r < kRows; ++r) values[r] = hn::Set(d, a[r * row_stride]);
+#pragma GCC unroll 4
+      for (int v = 0; v < kVectors; ++v) {
+        const V column = LoadWide(d, b + v * lanes);
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) sums[r][v] = hn::MulAdd(values[r], column, sums[r][v]);
+      }
     }
   }
 #pragma GCC unroll 8
