@@ -72,24 +72,52 @@ HWY_INLINE void LoadVectors(const core::Grid& grid, const Unit& unit, std::int64
   }
 }
 
+// to[i * columns + r] = rows[r][i] for up to four rows and `size` elements.
+template <typename T>
+HWY_INLINE void TransposeRows(const T* const* rows, std::int64_t count, std::int64_t size, T* to,
+                              std::int64_t columns) {
+  std::int64_t i = 0;
+#if HWY_TARGET != HWY_SCALAR
+  if constexpr (sizeof(T) == sizeof(float)) {
+    const hn::FixedTag<float, 4> d;
+    const hn::RepartitionToWide<decltype(d)> dw;
+    for (; count == 4 && i + 4 <= size; i += 4, to += 4 * columns) {
+      const auto a = hn::LoadU(d, rows[0] + i), b = hn::LoadU(d, rows[1] + i);
+      const auto c = hn::LoadU(d, rows[2] + i), e = hn::LoadU(d, rows[3] + i);
+      const auto ab_low = hn::BitCast(dw, hn::InterleaveLower(d, a, b));
+      const auto ce_low = hn::BitCast(dw, hn::InterleaveLower(d, c, e));
+      const auto ab_high = hn::BitCast(dw, hn::InterleaveUpper(d, a, b));
+      const auto ce_high = hn::BitCast(dw, hn::InterleaveUpper(d, c, e));
+      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, ab_low, ce_low)), d, to);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, ab_low, ce_low)), d, to + columns);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, ab_high, ce_high)), d, to + 2 * columns);
+      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, ab_high, ce_high)), d, to + 3 * columns);
+    }
+  }
+#endif
+  for (; i < size; ++i, to += columns) {
+    for (std::int64_t r = 0; r < count; ++r) to[r] = rows[r][i];
+  }
+}
+
 // Keys [begin, end) of a grid (k, or v in backward) as panels: element (d, key) at
 // to[key / C * C * size + d * C + key % C], C = PanelColumns; keys past the end are 0.
 template <typename T>
 HWY_NOINLINE void PackTransposed(const core::Grid& grid, const Unit& unit, std::int64_t size,
                                  std::int64_t begin, std::int64_t end, T* to) {
-  const std::int64_t columns = PanelColumns<T>();
-  T buffer[256];
+  const std::int64_t columns = PanelColumns<T>(), count = std::min<std::int64_t>(4, columns);
+  static constexpr T kZeros[256] = {};
+  T buffer[4][256];
+  const T* rows[4];
   for (std::int64_t first = begin; first < end; first += columns) {
-    T* panel = to + first * size;
-    const std::int64_t used = std::min(columns, unit.keys() - first);
-    for (std::int64_t c = 0; c < columns; ++c) {
-      if (c >= used) {
-        for (std::int64_t i = 0; i < size; ++i) panel[i * columns + c] = T(0);
-        continue;
+    for (std::int64_t c = 0; c < columns; c += count) {
+      for (std::int64_t r = 0; r < count; ++r) {
+        const std::int64_t key = first + c + r;
+        rows[r] = key >= unit.keys() ? kZeros
+                                     : VectorOf(grid, unit.sequence.batch, unit.key_head,
+                                                unit.sequence.first_key + key, size, buffer[r]);
       }
-      const T* key = VectorOf(grid, unit.sequence.batch, unit.key_head, unit.sequence.first_key + first + c,
-                              size, buffer);
-      for (std::int64_t i = 0; i < size; ++i) panel[i * columns + c] = key[i];
+      TransposeRows(rows, count, size, to + first * size + c, columns);
     }
   }
 }
