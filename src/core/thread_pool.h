@@ -1,4 +1,5 @@
-// A small pool of threads that wait passively: no spinning, so a busy neighbour costs little.
+// A small pool of threads that wait passively, so that a busy neighbour costs little: they look a few
+// microseconds for the next job, then sleep.
 //
 // Work is cut into tasks by shape alone; which thread runs a task never changes a result. Threads
 // take tasks one by one, so a thread that the system holds up delays only the task in its hands.
