@@ -11,7 +11,7 @@ BENCH_VENV := build/bench-venv
 # Warnings stop the build in CI only: a newer compiler's new warning must not stop a user's.
 WERROR := $(if $(CI),ON,OFF)
 
-.PHONY: help demo test bench bench-rows bench-attention format lint fuzz setup release asan clang clean
+.PHONY: help demo test bench bench-rows bench-attention format lint fuzz setup release asan clang python clean
 
 help:  ## List these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -27,15 +27,18 @@ demo: release  ## Build, run two worked examples and the benchmarks of this mach
 	   build/release/bin/whet bench attention; } | tee build/demo.txt
 	@echo; echo "The same stands in build/demo.txt. Next: make test, or make bench to compare with torch and JAX."
 
-test: release asan clang $(VENV)/.done  ## Run every test: C++, sanitizers, fuzzers, command line, package
+test: release asan clang python  ## Run every test: C++, sanitizers, fuzzers, command line, packages
 	@echo "== C++ tests, gcc"; ctest --preset release -j $(JOBS)
 	@echo "== C++ tests, AddressSanitizer and UndefinedBehaviorSanitizer"; ctest --preset asan -j $(JOBS)
 	@echo "== C++ tests and short fuzzing, clang"; ctest --preset clang -j $(JOBS)
 	@echo "== Format"; $(MAKE) --no-print-directory format-check
-	@echo "== Command line, installed package, documents"
+	@echo "== Command line, installed packages, Python, documents"
 	@WHET_BUILD=$(CURDIR)/build/release $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests
 	@echo "== Command line again, with sanitizers"
 	@WHET_BUILD=$(CURDIR)/build/asan $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/cli
+	@echo "== Python arguments again, with sanitizers"
+	@tools/with-sanitizers.sh build/asan $(VENV)/bin/python -m pytest -q -p no:cacheprovider \
+	  tests/python/test_arguments.py tests/python/test_random.py
 
 bench: bench-rows bench-attention  ## Compare with torch and JAX (own virtual environment, about a quarter of an hour)
 
@@ -69,11 +72,19 @@ setup:
 $(VENV)/.done: tests/requirements.txt
 	@tools/setup.sh tests
 
-# Each preset builds into build/<preset>.
+# Each preset builds into build/<preset>; the one with sanitizers also the extension of the Python package.
+asan: $(VENV)/.done
+asan: EXTRA := -DWHET_BUILD_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(VENV)/bin/python
 release asan clang: setup
 	@echo "== Building build/$@"
-	@cmake --preset $@ -DWHET_WERROR=$(WERROR) > build/$@.log 2>&1 || { cat build/$@.log; exit 1; }
+	@cmake --preset $@ -DWHET_WERROR=$(WERROR) $(EXTRA) > build/$@.log 2>&1 || { cat build/$@.log; exit 1; }
 	@cmake --build --preset $@ -j $(JOBS) -- --quiet
+
+# Without isolation, so that the paths of its tools stay and a second build compiles only what changed.
+python: setup $(VENV)/.done  ## Install the Python package into build/venv
+	@echo "== Installing the Python package into $(VENV)"
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(VENV)/bin/pip install --quiet --disable-pip-version-check \
+	  --no-build-isolation --no-deps --config-settings=cmake.define.WHET_WERROR=$(WERROR) .
 
 clean:  ## Remove everything that was built
 	rm -rf build

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
 # Installs what is missing, and nothing twice. Debian packages for every command; then, if asked:
-#   setup.sh tests   build/venv        NumPy and pytest
+#   setup.sh tests   build/venv        NumPy, pytest and what the Python package is built with
 #   setup.sh bench   build/bench-venv  torch and JAX
 # Without root it prints the line to run instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p build
 
-packages=(g++ cmake ninja-build pkg-config python3-venv libhwy-dev libgtest-dev libcli11-dev
+packages=(g++ cmake ninja-build pkg-config python3-venv python3-dev libhwy-dev libgtest-dev libcli11-dev
           nlohmann-json3-dev clang clang-format clang-tidy libclang-rt-14-dev)
 
 missing=()

@@ -36,6 +36,12 @@ def test_layers():
     assert not wrong
 
 
+def test_bindings_see_public_headers_only():
+    for path in (ROOT / "python/bindings").iterdir():
+        for include in re.findall(r'#include "(.*)"', path.read_text()):
+            assert (path.parent / include).is_file() and "/" not in include, f"{path.name} includes {include}"
+
+
 def test_simd_stays_in_kernels():
     for path in sources(".cc", ".h"):
         relative = path.relative_to(ROOT)
@@ -81,7 +87,7 @@ def test_commands_in_documents_run(page, tmp_path):
 
 def test_nothing_of_this_machine():
     needle = re.compile(r"/(root|home|work)/|https?://(?!arxiv|opensource)[a-z0-9.-]*(pypi|debian|anaconda)", re.I)
-    for path in sources(".cc", ".h", ".c", ".py", ".md", ".txt", ".sh", ".json", "Makefile"):
+    for path in sources(".cc", ".h", ".c", ".py", ".md", ".txt", ".sh", ".json", ".toml", ".pyi", "Makefile"):
         if path.name != "test_house.py":
             assert not needle.search(path.read_text()), path.relative_to(ROOT)
 

@@ -1,0 +1,122 @@
+// Attention and its gradient. Outputs are allocated by the caller; the work runs without the GIL.
+
+#include <whet/attention.h>
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "bindings.h"
+#include "options.h"
+#include "rules.h"
+#include "views.h"
+
+namespace whet_python {
+
+namespace {
+
+struct Arguments {
+  whet::AttentionOptions options{};
+  std::vector<whet::Rule> head_rules;  // what options.head_rules points to
+  whet::AttentionGradients gradients{};
+  bool hold_beta = false;
+};
+
+// One name, or a list or tuple with one a query head.
+void set_rule(Arguments& a, nb::handle value, const char* name) {
+  if (!PyList_Check(value.ptr()) && !PyTuple_Check(value.ptr())) {
+    a.options.rule = rule_of(value, name);
+    return;
+  }
+  for (const nb::handle rule : nb::borrow<nb::sequence>(value)) a.head_rules.push_back(rule_of(rule, name));
+  // No heads and no rules is right; one rule too few or many is for attention to refuse.
+  a.options.head_rules = a.head_rules;
+}
+
+void set_align(Arguments& a, nb::handle value, const char* name) {
+  const std::string_view text = text_of(value, name);
+  if (text != "start" && text != "end") {
+    wrong_value(name, "is '" + std::string(text) + "', must be 'start' or 'end'");
+  }
+  a.options.align = text == "end" ? whet::Align::end : whet::Align::start;
+}
+
+void set_tile_counts(Arguments& a, nb::handle value, const char* name) {
+  const auto counts = span_of<whet::TileCounts, std::int64_t>(value, name);
+  if (counts.size() != 1) wrong_value(name, "must have 2 elements");
+  a.options.tile_counts = counts.data();
+}
+
+using A = Arguments;
+using H = nb::handle;
+using N = const char*;
+
+constexpr Option<A> kOptions[] = {
+    {"rule", set_rule},
+    {"scale", [](A& a, H v, N n) { a.options.scale = number_of(v, n); }},
+    {"query_scale", [](A& a, H v, N n) { a.options.query_scale = view_of(v, n); }},
+    {"softcap", [](A& a, H v, N n) { a.options.softcap = number_of(v, n); }},
+    {"bias", [](A& a, H v, N n) { a.options.bias = view_of(v, n); }},
+    {"mask", [](A& a, H v, N n) { a.options.mask = view_of(v, n); }},
+    {"sinks", [](A& a, H v, N n) { a.options.sinks = view_of(v, n); }},
+    {"causal", [](A& a, H v, N n) { a.options.causal = flag_of(v, n); }},
+    {"align", set_align},
+    {"window_left", [](A& a, H v, N n) { a.options.window_left = integer_of(v, n); }},
+    {"window_right", [](A& a, H v, N n) { a.options.window_right = integer_of(v, n); }},
+    {"lengths", [](A& a, H v, N n) { a.options.lengths = span_of<const std::int64_t>(v, n); }},
+    {"query_starts", [](A& a, H v, N n) { a.options.query_starts = span_of<const std::int64_t>(v, n); }},
+    {"key_starts", [](A& a, H v, N n) { a.options.key_starts = span_of<const std::int64_t>(v, n); }},
+    {"stats", [](A& a, H v, N n) { a.options.stats = span_of<whet::RowStats, double>(v, n); }},
+    {"weight_rows",
+     [](A& a, H v, N n) { a.options.weight_rows = span_of<const whet::RowIndex, std::int64_t>(v, n); }},
+    {"weights", [](A& a, H v, N n) { a.options.weights = written_view_of(v, n); }},
+    {"top_k", [](A& a, H v, N n) { a.options.top_k = integer_of(v, n); }},
+    {"top_keys", [](A& a, H v, N n) { a.options.top_keys = span_of<std::int64_t>(v, n); }},
+    {"top_weights", [](A& a, H v, N n) { a.options.top_weights = span_of<float>(v, n); }},
+    {"column_sums", [](A& a, H v, N n) { a.options.column_sums = span_of<double>(v, n); }},
+    {"tile_counts", set_tile_counts},
+    {"skip_epsilon", [](A& a, H v, N n) { a.options.skip_epsilon = number_of(v, n); }},
+    {"threads", [](A& a, H v, N n) { a.options.threads = small_integer_of(v, n); }},
+};
+
+constexpr Option<A> kGradients[] = {
+    {"dq", [](A& a, H v, N n) { a.gradients.dq = written_view_of(v, n); }},
+    {"dk", [](A& a, H v, N n) { a.gradients.dk = written_view_of(v, n); }},
+    {"dv", [](A& a, H v, N n) { a.gradients.dv = written_view_of(v, n); }},
+    {"dbias", [](A& a, H v, N n) { a.gradients.dbias = written_view_of(v, n); }},
+    {"dsinks", [](A& a, H v, N n) { a.gradients.dsinks = written_view_of(v, n); }},
+    {"hold_beta", [](A& a, H v, N n) { a.hold_beta = flag_of(v, n); }},
+};
+
+void attention(nb::handle q, nb::handle k, nb::handle v, nb::handle out, const nb::kwargs& given) {
+  const whet::ConstView queries = view_of(q, "q"), keys = view_of(k, "k"), values = view_of(v, "v");
+  const whet::View to = written_view_of(out, "out");
+  Arguments a;
+  set_options(a, given, {kOptions});
+  const nb::gil_scoped_release released;
+  whet::attention(queries, keys, values, to, a.options);
+}
+
+void attention_backward(nb::handle q, nb::handle k, nb::handle v, nb::handle dout, const nb::kwargs& given) {
+  const whet::ConstView queries = view_of(q, "q"), keys = view_of(k, "k"), values = view_of(v, "v");
+  const whet::ConstView from = view_of(dout, "dout");
+  Arguments a;
+  set_options(a, given, {kOptions, kGradients});
+  const nb::gil_scoped_release released;
+  whet::attention_backward(queries, keys, values, from, a.gradients, a.options,
+                           a.hold_beta ? whet::BetaGradient::held : whet::BetaGradient::through_rule);
+}
+
+}  // namespace
+
+void add_attention(nb::module_& module) {
+  // None comes in, so that it is refused by name.
+  const auto arg = [](const char* name) { return nb::arg(name).none(); };
+  module.def("attention", &attention, arg("q"), arg("k"), arg("v"), arg("out"), nb::arg("options"));
+  module.def("attention_backward", &attention_backward, arg("q"), arg("k"), arg("v"), arg("dout"),
+             nb::arg("options"));
+}
+
+}  // namespace whet_python

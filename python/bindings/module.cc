@@ -1,0 +1,13 @@
+// whet._core: the public headers for Python. Thin on purpose: shapes, defaults and allocation are Python's
+// part.
+
+#include <nanobind/nanobind.h>
+
+#include "bindings.h"
+
+NB_MODULE(_core, module) {
+  whet_python::add_attention(module);
+  whet_python::add_rows(module);
+  whet_python::add_rules(module);
+  whet_python::add_runtime(module);
+}

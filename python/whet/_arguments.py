@@ -1,0 +1,81 @@
+"""What every function does with its arguments before the extension sees them. No array is copied here, but for
+lists and integers, which have to become floats."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Callable, Mapping
+
+import numpy as np
+
+
+def call(function: Callable[..., None], names: Mapping[str, str], *arguments: Any, **options: Any) -> None:
+    """Calls into the extension; its errors come out with the names that arguments have here."""
+    try:
+        function(*arguments, **options)
+    except (TypeError, ValueError) as error:
+        raise type(error)(_renamed(str(error), names)) from None
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str:
+    # A name stands at the start, or as what an argument is compared with.
+    pattern = rf"(^|\bof |\boverlaps )({'|'.join(names)})\b"
+    return re.sub(pattern, lambda match: match[1] + names[match[2]], text) if names else text
+
+
+def array(values: Any, name: str) -> np.ndarray:
+    """np.asarray whose errors name the argument."""
+    if type(values) is np.ndarray:
+        return values
+    try:
+        return np.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
+def floats(values: Any, name: str) -> np.ndarray:
+    """An array; integers and booleans become float64, as in SciPy."""
+    values = array(values, name)
+    return values.astype(np.float64) if values.dtype.kind in "iub" else values
+
+
+def integers(values: Any, name: str) -> np.ndarray | None:
+    """A contiguous array of int64, or None."""
+    if values is None:
+        return None
+    values = array(values, name)
+    if values.dtype.kind not in "iu" and values.size > 0:
+        raise TypeError(f"{name}: its dtype is {values.dtype}, must be integers")
+    return np.ascontiguousarray(values, dtype=np.int64)
+
+
+def integer(value: Any, name: str) -> int:
+    try:
+        return value.__index__()
+    except (AttributeError, TypeError):
+        raise TypeError(f"{name}: is a {type(value).__name__}, must be an integer") from None
+
+
+def flag(value: Any, name: str) -> bool:
+    if isinstance(value, (bool, np.bool_)):
+        return bool(value)
+    raise TypeError(f"{name}: is a {type(value).__name__}, must be True or False")
+
+
+def booleans(values: Any, axes: int, name: str) -> np.ndarray | None:
+    """A mask with this many axes, or None."""
+    if values is None:
+        return None
+    values = array(values, name)
+    if values.dtype.kind != "b":
+        raise TypeError(f"{name}: its dtype is {values.dtype}, must be bool")
+    return with_axes(values, axes, name)
+
+
+def with_axes(values: np.ndarray, axes: int, name: str) -> np.ndarray:
+    """The same array with axes of size 1 in front, as broadcasting adds them."""
+    if values.ndim == axes:
+        return values
+    if values.ndim > axes:
+        raise ValueError(f"{name}: has {values.ndim} axes, must have at most {axes}")
+    return values[(None,) * (axes - values.ndim)]

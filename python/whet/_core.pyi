@@ -1,0 +1,50 @@
+"""The extension: the public C++ headers, and nothing it allocates. Outputs are written into what is passed.
+
+An Array is a NumPy array, or a tuple (address, dtype code, sizes, strides) whose memory the caller keeps alive.
+Codes: 0 float32, 1 float64, 2 bfloat16, 3 float16, 4 bool, 5 int64. Sizes and strides are tuples; strides count
+elements, None is contiguous. An option of None counts as not given. Rules go by name.
+
+Records are contiguous arrays of numbers: stats 10 float64 a row, states 6 int64 (the bits of a whet.STATE).
+"""
+
+from typing import Any, Sequence, Union
+
+import numpy as np
+
+Array = Union[np.ndarray, tuple[int, int, tuple[int, ...], Union[tuple[int, ...], None]]]
+
+def softmax(in_: Array, out: Array, /, *, rule: str | None = None, axis: int = -1, mask: Array | None = None,
+            lengths: Array | None = None, stats: Array | None = None, threads: int = 0) -> None: ...
+def sharpen(in_: Array, out: Array, /, *, rule: str | None = None, axis: int = -1, mask: Array | None = None,
+            lengths: Array | None = None, stats: Array | None = None, threads: int = 0) -> None: ...
+def softmax_backward(in_: Array, dout: Array, din: Array, /, *, rule: str | None = None, axis: int = -1,
+                     mask: Array | None = None, lengths: Array | None = None, stats: Array | None = None,
+                     hold_beta: bool = False, threads: int = 0) -> None: ...
+def states(in_: Array, out: Array, /, *, axis: int = -1, mask: Array | None = None, lengths: Array | None = None,
+           threads: int = 0) -> None: ...
+def merge(a: Array, b: Array, out: Array) -> None: ...
+def attention(q: Array, k: Array, v: Array, out: Array, *, rule: str | Sequence[str] | None = None,
+              scale: float | None = None, query_scale: Array | None = None, softcap: float = 0,
+              bias: Array | None = None, mask: Array | None = None, sinks: Array | None = None, causal: bool = False,
+              align: str = "start", window_left: int = -1, window_right: int = -1, lengths: Array | None = None,
+              query_starts: Array | None = None, key_starts: Array | None = None, stats: Array | None = None,
+              weight_rows: Array | None = None, weights: Array | None = None, top_k: int = 0,
+              top_keys: Array | None = None, top_weights: Array | None = None, column_sums: Array | None = None,
+              tile_counts: Array | None = None, skip_epsilon: float | None = None, threads: int = 0) -> None: ...
+def attention_backward(q: Array, k: Array, v: Array, dout: Array, *, dq: Array | None = None,
+                       dk: Array | None = None, dv: Array | None = None, dbias: Array | None = None,
+                       dsinks: Array | None = None, hold_beta: bool = False,
+                       rule: str | Sequence[str] | None = None, scale: float | None = None,
+                       query_scale: Array | None = None, softcap: float = 0, bias: Array | None = None,
+                       mask: Array | None = None, sinks: Array | None = None, causal: bool = False,
+                       align: str = "start", window_left: int = -1, window_right: int = -1,
+                       lengths: Array | None = None, query_starts: Array | None = None,
+                       key_starts: Array | None = None, stats: Array | None = None,
+                       threads: int = 0) -> None: ...
+def rule_parts(name: str | None) -> tuple[str, str, tuple[Any, ...]]: ...
+def betas(states: Array, out: Array, rule: str | None) -> None: ...
+def version() -> str: ...
+def get_num_threads() -> int: ...
+def set_num_threads(count: int) -> None: ...
+def target() -> str: ...
+def targets() -> list[str]: ...

@@ -1,0 +1,47 @@
+"""Statistics of rows."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Stats(NamedTuple):
+    """What a row was like, and what its rule made of it: ten float64 arrays, one element a row.
+
+    The first seven describe the row at inverse temperature 1; ``beta`` is what the rule chose, the last two are the
+    entropy and the largest weight at that beta. Entropies are in nats. A row without visible keys has 0 everywhere,
+    but ``max`` and ``log_sum_exp`` -inf and ``beta`` 1.
+
+    >>> import whet
+    >>> _, stats = whet.softmax([0.0, 0.0, 0.0, 5.0], rule="fixed:2", return_stats=True)
+    >>> print(int(stats.count), float(stats.spread), float(stats.beta), f"{float(stats.sharp_peak):.4f}")
+    4 5.0 2.0 0.9999
+    """
+
+    count: np.ndarray
+    max: np.ndarray
+    log_sum_exp: np.ndarray
+    entropy: np.ndarray
+    varentropy: np.ndarray
+    spread: np.ndarray
+    peak: np.ndarray
+    beta: np.ndarray
+    sharp_entropy: np.ndarray
+    sharp_peak: np.ndarray
+
+
+def stats_buffer(rows: tuple[int, ...]) -> np.ndarray:
+    """Room for the stats of these rows, as the extension writes them."""
+    return np.empty((*rows, len(Stats._fields)))
+
+
+def stats_of(buffer: np.ndarray) -> Stats:
+    """Names for the columns of a buffer; nothing is copied."""
+    return Stats(*(buffer[..., i] for i in range(len(Stats._fields))))
+
+
+def buffer_of(stats: Stats | None) -> np.ndarray | None:
+    """The other way; this copies, ten numbers a row."""
+    return None if stats is None else np.stack(stats, axis=-1, dtype=np.float64)
