@@ -52,7 +52,7 @@ AttentionPlan forward_plan(const PlanInput& in) {
   }
   // Half the cache for the logits, or, where that leaves too few rows to pay for reading K and V
   // again, as many as memory allows.
-  constexpr std::int64_t kEnoughRows = 24;
+  constexpr std::int64_t kEnoughRows = 42;
   const std::int64_t in_cache = rows_that_fit(in.cache_bytes, in);
   const std::int64_t allowed = rows_that_fit(kBlockBytes / in.threads, in);
   plan.block_rows = limited_to_rows(std::min(std::max(in_cache, kEnoughRows), allowed), in.rows);

@@ -196,6 +196,7 @@ struct RowTools {
   std::uint8_t* keep;          // null: every tile is weighed
   const std::uint8_t* unsafe;  // a tile that is never dropped
   double epsilon;
+  bool keep_plain;  // e^y is worth keeping, since beta = 1 is likely; changes no bit
 };
 
 template <typename T>
@@ -232,11 +233,11 @@ HWY_INLINE bool ChooseTiles(const T* x, const KeyRange& range, const RowTools<T>
 }
 
 // beta of the row at x, and everything it was chosen from; x stays, but for the sink after its last key.
-// `sink`: a logit that takes part, -inf for none. `full`: all of the state is wanted. `kept`: where
-// e^(beta y) of all keys and the sink lies already, or null.
+// `sink`: a logit that takes part, -inf for none. `full`: all of the state is wanted. `plain`: where to
+// keep e^y, or null. `kept`: where e^(beta y) of all keys and the sink lies already, or null.
 template <typename T>
 HWY_INLINE RowOutcome<T> ChooseRow(T* x, const KeyRange& range, T sink, const Rule& rule, bool full,
-                                   T* tile_max, T* room, const T*& kept) {
+                                   T* tile_max, T* room, T* plain, const T*& kept) {
   RowOutcome<T> row;
   kept = nullptr;
   const bool sinks = sink != kMinusInfinity<T>;
@@ -265,15 +266,15 @@ HWY_INLINE RowOutcome<T> ChooseRow(T* x, const KeyRange& range, T sink, const Ru
   if (rule.solves()) {
     state = StateOf<4>(keys, n, whole, nowhere, next, row.sums);
   } else if (full) {
-    state = StateOf<2>(keys, n, whole, room, next, row.sums);
+    state = StateOf<2>(keys, n, whole, plain, next, row.sums);
   } else {
-    state = StateOf<1>(keys, n, whole, room, next, row.sums);
+    state = StateOf<1>(keys, n, whole, plain, next, row.sums);
   }
   if (state.z == 0) state = {};
   if (!(state.z > 0)) return row;
   if (!rule.solves()) {
     row.beta = rule.beta(state);
-    if (row.beta == 1) kept = room;
+    if (row.beta == 1) kept = plain;
   } else if (state.count > 1) {
     RowState all = state;
     all.count += sinks ? 1 : 0;
@@ -291,7 +292,8 @@ template <typename T>
 HWY_NOINLINE RowOutcome<T> WeighRow(T* x, const KeyRange& range, T sink, const Rule& rule, bool full,
                                     const RowTools<T>& tools) {
   const T* kept = nullptr;
-  RowOutcome<T> row = ChooseRow(x, range, sink, rule, full, tools.tile_max, tools.room, kept);
+  RowOutcome<T> row = ChooseRow(x, range, sink, rule, full, tools.tile_max, tools.room,
+                                tools.keep_plain ? tools.room : nullptr, kept);
   const bool sinks = sink != kMinusInfinity<T>;
   const bool measured = full || needs_entropy(rule);
   if (row.state.count == 0 || (measured && !(row.state.z > 0))) return row;

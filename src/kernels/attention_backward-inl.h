@@ -95,7 +95,8 @@ HWY_INLINE RowStats GradientStats(const BackwardRun& run, std::int64_t row, std:
     beta = saved.beta;
   } else {
     const T* kept = nullptr;
-    const RowOutcome<T> outcome = ChooseRow(x, range, sink, rule, true, scratch.tile_max, scratch.room, kept);
+    const RowOutcome<T> outcome =
+        ChooseRow(x, range, sink, rule, true, scratch.tile_max, scratch.room, static_cast<T*>(nullptr), kept);
     if (outcome.state.count == 0 || std::isnan(outcome.state.z)) return core::stats_of(outcome.state, 1, {});
     state = outcome.state;
     beta = outcome.beta;

@@ -194,6 +194,7 @@ struct Block {
   KeyRange ranges[core::kMaxBlockRows]{};
   KeyRange reach[core::kMaxBlockRows / kStripRows]{};  // of a strip
   RowOutcome<T> outcomes[core::kMaxBlockRows]{};
+  bool keeps_plain = true;  // as the row before tells
 
   std::int64_t strips() const { return (rows + kStripRows - 1) / kStripRows; }
   int strip_rows(std::int64_t strip) const {
@@ -269,9 +270,10 @@ HWY_INLINE void WeighStrip(Block<T>& block, std::int64_t strip) {
       std::fill(keep + range.begin / kTileKeys, keep + (range.end - 1) / kTileKeys + 1, std::uint8_t(1));
     }
     ShapeLogits(run.job, block.unit, unit_row, range, block.x(row));
-    const RowTools<T> tools{block.scratch.room, block.scratch.tile_max, skips ? keep : nullptr, block.unsafe,
-                            SkipEpsilon<T>(run)};
+    const RowTools<T> tools{block.scratch.room, block.scratch.tile_max, skips ? keep : nullptr,
+                            block.unsafe,       SkipEpsilon<T>(run),    block.keeps_plain};
     block.outcomes[row] = FinishRow(run, block.unit, unit_row, block.x(row), range, tools, block.scratch.top);
+    block.keeps_plain = block.outcomes[row].beta == 1;
     if (!(block.outcomes[row].sums.z > 0)) std::fill_n(keep + first_tile, tiles, std::uint8_t(0));
     for (std::int64_t t = first_tile; t < first_tile + tiles; ++t) live[t] |= keep[t];
   }

@@ -219,7 +219,7 @@ HWY_INLINE void FewWeights(const AttentionRun& run, std::int64_t index, std::int
     FinishEmptyRow(run, unit, row);
   } else {
     ShapeLogits(run.job, unit, row, range, x);
-    const RowTools<T> tools{scratch.room, scratch.tile_max, nullptr, nullptr, 0};
+    const RowTools<T> tools{scratch.room, scratch.tile_max, nullptr, nullptr, 0, true};
     outcome = FinishRow(run, unit, row, x, range, tools, scratch.top);
   }
   const KeyRange weighed = outcome.sums.z > 0 ? range : KeyRange{reach.begin, reach.begin};
