@@ -11,7 +11,7 @@ BENCH_VENV := build/bench-venv
 # Warnings stop the build in CI only: a newer compiler's new warning must not stop a user's.
 WERROR := $(if $(CI),ON,OFF)
 
-.PHONY: help demo test bench bench-rows bench-attention format lint fuzz setup release asan clang python clean
+.PHONY: help demo test bench bench-rows bench-attention bench-python format lint fuzz setup release asan clang python clean
 
 help:  ## List these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,7 +40,7 @@ test: release asan clang python  ## Run every test: C++, sanitizers, fuzzers, co
 	@tools/with-sanitizers.sh build/asan $(VENV)/bin/python -m pytest -q -p no:cacheprovider \
 	  tests/python/test_arguments.py tests/python/test_random.py
 
-bench: bench-rows bench-attention  ## Compare with torch and JAX (own virtual environment, about a quarter of an hour)
+bench: bench-rows bench-attention bench-python  ## Compare with torch and JAX (own virtual environments, about twenty minutes)
 
 bench-rows: release
 	@tools/setup.sh bench
@@ -49,6 +49,10 @@ bench-rows: release
 bench-attention: release
 	@tools/setup.sh bench
 	$(BENCH_VENV)/bin/python bench/attention.py --lib build/release/libwhet.so --json build/attention.json --markdown build/attention.md
+
+bench-python: python
+	$(VENV)/bin/python bench/python_torch.py
+	$(VENV)/bin/python bench/python_jax.py
 
 SOURCES = $(shell git ls-files '*.cc' '*.h' '*.c')
 format: setup  ## Format the C and C++ sources

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing, and nothing twice. Debian packages for every command; then, if asked:
-#   setup.sh tests   build/venv        NumPy, pytest and what the Python package is built with
+#   setup.sh tests   build/venv        pytest, NumPy, torch, JAX and what the Python package is built with
 #   setup.sh bench   build/bench-venv  torch and JAX
 # Without root it prints the line to run instead.
 set -euo pipefail
@@ -44,8 +44,8 @@ make_venv() {
 
 case "${1:-}" in
   "") ;;
-  tests) make_venv build/venv tests/requirements.txt ;;
   # torch's CPU build has to be there before anything that depends on torch.
+  tests) make_venv build/venv tests/requirements.txt "$(grep '^torch==' tests/requirements.txt)" ;;
   bench) make_venv build/bench-venv bench/requirements.txt "$(grep '^torch==' bench/requirements.txt)" ;;
   *) echo "setup.sh: '$1' is not an environment; use tests or bench" >&2; exit 2 ;;
 esac

@@ -92,7 +92,7 @@ struct AttentionOptions {
   // moves no output by more than 2 skip_epsilon max|v|; 0: never. Calls of few queries (up to 16 rows that
   // share their keys) skip nothing.
   double skip_epsilon = 0x1p-24;
-  int threads = 0;                   // 0 = whet::threads()
+  int threads = 0;                   // 0 = whet::threads(), fewer for little work
   std::span<std::byte> workspace{};  // at least attention_workspace(); empty: one allocation
 };
 

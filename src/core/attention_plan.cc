@@ -69,12 +69,18 @@ BackwardPlan backward_plan(const PlanInput& in) {
   // As many rows as memory allows, in cache or not: dk and dv are read and written once a block.
   plan.block_rows = limited_to_rows(rows_that_fit(kBlockBytes / 4, in), in.rows);
   const std::int64_t blocks = ceil_divide(in.rows, plan.block_rows);
-  const double part_bytes = 2 * product(in.keys, in.key_size, in.element_bytes);
+  const double part_bytes = 2 * product(in.keys, std::max(in.key_size, in.value_size), in.element_bytes);
   const std::int64_t wanted = in.units == 0 ? 1 : ceil_divide(kPartsWanted, in.units);
   const auto affordable = static_cast<std::int64_t>(
       std::min(static_cast<double>(wanted), 2 * static_cast<double>(kPartBytes) / std::max(part_bytes, 1.0)));
   plan.parts = std::clamp<std::int64_t>(std::min(wanted, affordable), 1, std::max<std::int64_t>(blocks, 1));
   return plan;
+}
+
+int useful_threads(const PlanInput& in) {
+  constexpr double kWorthWaking = 0x1p19;
+  const double work = product(in.units, in.rows, in.keys) * static_cast<double>(in.key_size + in.value_size);
+  return static_cast<int>(std::clamp(work / kWorthWaking, 1.0, 1024.0));
 }
 
 std::int64_t cache_bytes() {

@@ -54,6 +54,9 @@ struct BackwardPlan {
 
 BackwardPlan backward_plan(const PlanInput& input);
 
+// How many threads a call of this shape is worth: waking one takes as long as some 2^19 multiply-adds.
+int useful_threads(const PlanInput& input);
+
 // The second-level cache of this machine's cores, or a guess.
 std::int64_t cache_bytes();
 

@@ -116,6 +116,16 @@ TEST(AttentionPlan, SizesThatNobodyHasDoNotOverflow) {
   EXPECT_EQ(backward_plan(huge).parts, 1);
 }
 
+TEST(AttentionPlan, WakesNobodyForLittleWork) {
+  const auto threads = [](std::int64_t units, std::int64_t rows, std::int64_t keys) {
+    return useful_threads({units, rows, keys, 64, 64, 4, 512 << 10, 1});
+  };
+  EXPECT_EQ(threads(0, 0, 0), 1);
+  EXPECT_EQ(threads(2, 4, 4), 1);
+  EXPECT_GE(threads(3, 3, 8192), 8);
+  EXPECT_EQ(threads(std::int64_t{1} << 40, std::int64_t{1} << 40, std::int64_t{1} << 60), 1024);
+}
+
 TEST(AttentionPlan, KnowsSomeCache) { EXPECT_GE(cache_bytes(), 64 << 10); }
 
 }  // namespace

@@ -105,23 +105,14 @@ void run_wave(const AttentionRun& run, const AttentionSteps& steps, std::int64_t
 
 // Fills in everything but memory.
 void plan_run(AttentionRun& run) {
-  const core::AttentionShape& shape = run.job.shape;
-  const int threads = core::resolve_threads(run.job.options.threads);
   measure_units(run);
   run.tiles = (run.max_keys + core::kTileKeys - 1) / core::kTileKeys;
-  run.plan = core::forward_plan({.units = run.units,
-                                 .rows = run.max_rows,
-                                 .keys = run.max_keys,
-                                 .key_size = shape.key_size,
-                                 .value_size = shape.value_size,
-                                 .element_bytes = shape.wide() ? 8 : 4,
-                                 .cache_bytes = core::cache_bytes(),
-                                 .threads = threads,
-                                 .packs = run.pass != Pass::attention});
+  core::PlanInput in = plan_input(run);
+  in.packs = run.pass != Pass::attention;
+  run.plan = core::forward_plan(in);
   const std::int64_t tasks = std::max(run.plan.wave, std::int64_t{1}) *
                              std::max({run.plan.blocks, run.tiles, run.max_rows, std::int64_t{1}});
-  run.workers = static_cast<int>(std::min<std::int64_t>(threads, tasks));
-
+  run.workers = static_cast<int>(std::min<std::int64_t>(in.threads, tasks));
   measure_memory(run);
 }
 

@@ -87,18 +87,12 @@ void plan_bias(BackwardRun& run, const Dims& sizes) {
 }
 
 void plan_backward(BackwardRun& run, const Dims& bias_sizes) {
-  const core::AttentionShape& shape = run.job.shape;
-  const int threads = core::resolve_threads(run.job.options.threads);
   measure_units(run);
   // Few rows go another road forward, where logits round differently.
   run.saved_stats = !run.job.options.stats.empty() && run.max_rows > core::kFewRows;
-  run.plan = core::backward_plan({.units = run.units,
-                                  .rows = run.max_rows,
-                                  .keys = run.max_keys,
-                                  .key_size = std::max(shape.key_size, shape.value_size),
-                                  .element_bytes = shape.wide() ? 8 : 4,
-                                  .cache_bytes = core::cache_bytes()});
-  run.workers = threads;
+  const core::PlanInput in = plan_input(run);
+  run.plan = core::backward_plan(in);
+  run.workers = in.threads;
   plan_bias(run, bias_sizes);
   run.workers = static_cast<int>(
       std::clamp<std::int64_t>(run.units * run.plan.parts, 1, static_cast<std::int64_t>(run.workers)));

@@ -18,6 +18,7 @@
 
 #include "core/attention_job.h"
 #include "core/attention_plan.h"
+#include "core/runtime.h"
 
 namespace whet::kernels {
 
@@ -150,6 +151,22 @@ void measure_units(Run& run) {
     }
   }
   run.stride = logit_stride(run.max_keys);
+}
+
+// The shape that a plan is made for; threads as many as were asked for, or as it is worth.
+template <typename Run>
+core::PlanInput plan_input(const Run& run) {
+  const core::AttentionShape& shape = run.job.shape;
+  core::PlanInput in{.units = run.units,
+                     .rows = run.max_rows,
+                     .keys = run.max_keys,
+                     .key_size = shape.key_size,
+                     .value_size = shape.value_size,
+                     .element_bytes = shape.wide() ? 8 : 4,
+                     .cache_bytes = core::cache_bytes(),
+                     .threads = core::resolve_threads(run.job.options.threads)};
+  if (run.job.options.threads == 0) in.threads = std::min(in.threads, core::useful_threads(in));
+  return in;
 }
 
 // What a run's lay_out_shared and lay_out_worker (found by its type) take.

@@ -1,0 +1,532 @@
+// whet for JAX: the handlers that XLA calls on a CPU, from threads of its own and without Python.
+//
+// All have one signature: operands, results and attributes, of which two name the others in their order, as
+// in operands = "query,key,value,bias" and results = "out,saved". python/whet/jax checks what a user gives;
+// what comes here wrong all the same is for whet to refuse.
+//
+// vmap puts an axis in front of every array (JAX's "expand_dims"), of size 1 where an operand doesn't vary.
+// So all arrays of a call have the same number of leading axes, and an operand is broadcast along those where
+// it has size 1: that is a stride of 0, never a copy.
+
+#include <whet/attention.h>
+#include <whet/error.h>
+#include <whet/softmax.h>
+#include <xla/ffi/api/ffi.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <new>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "bindings.h"
+
+namespace whet_python {
+
+namespace {
+
+namespace nb = nanobind;
+namespace ffi = xla::ffi;
+using std::int64_t;
+
+// ---- A call
+
+struct Array {
+  std::string_view name;
+  std::byte* data;
+  ffi::DataType type;
+  std::span<const int64_t> sizes;
+
+  int64_t size_from_end(std::size_t i) const { return sizes[sizes.size() - i]; }
+  std::byte* at(int64_t element) const { return data + element * int64_t(ffi::ByteWidth(type)); }
+};
+
+whet::DType dtype_of(const Array& array) {
+  switch (array.type) {
+    case ffi::DataType::F32:
+      return whet::DType::f32;
+    case ffi::DataType::F64:
+      return whet::DType::f64;
+    case ffi::DataType::BF16:
+      return whet::DType::bf16;
+    case ffi::DataType::F16:
+      return whet::DType::f16;
+    case ffi::DataType::PRED:
+      return whet::DType::boolean;
+    default:
+      throw whet::Error(std::string(array.name) + ": no element type that whet knows");
+  }
+}
+
+std::vector<std::string_view> split(std::string_view text, char mark) {
+  std::vector<std::string_view> parts;
+  for (std::size_t end = 0; !text.empty(); text.remove_prefix(std::min(end + 1, text.size()))) {
+    end = std::min(text.find(mark), text.size());
+    parts.push_back(text.substr(0, end));
+  }
+  return parts;
+}
+
+class Call {
+ public:
+  Call(const ffi::RemainingArgs& operands, const ffi::RemainingRets& results,
+       const ffi::Dictionary& attributes)
+      : attributes_(attributes) {
+    std::size_t i = 0;
+    for (const auto name : split(attribute<std::string_view>("operands"), ',')) {
+      add(name, operands.get<ffi::AnyBuffer>(i++).value());
+    }
+    i = 0;
+    for (const auto name : split(attribute<std::string_view>("results"), ',')) {
+      add(name, **results.get<ffi::AnyBuffer>(i++));
+    }
+  }
+
+  std::span<const Array> arrays() const { return arrays_; }
+
+  // The place of an array in arrays(); -1 if the call doesn't have it.
+  std::ptrdiff_t place(std::string_view name) const {
+    for (std::size_t i = 0; i < arrays_.size(); ++i) {
+      if (arrays_[i].name == name) return std::ptrdiff_t(i);
+    }
+    return -1;
+  }
+
+  const Array* find(std::string_view name) const {
+    const std::ptrdiff_t i = place(name);
+    return i < 0 ? nullptr : &arrays_[std::size_t(i)];
+  }
+
+  template <typename T>
+  T attribute(std::string_view name) const {
+    const ffi::ErrorOr<T> value = attributes_.get<T>(name);
+    if (value.has_error()) throw whet::Error(std::string(name) + ": no such attribute of this type");
+    return *value;
+  }
+
+  whet::BetaGradient beta_gradient() const {
+    return attribute<bool>("hold_beta") ? whet::BetaGradient::held : whet::BetaGradient::through_rule;
+  }
+
+ private:
+  void add(std::string_view name, const ffi::AnyBuffer& buffer) {
+    const auto sizes = buffer.dimensions();
+    arrays_.push_back({name,
+                       static_cast<std::byte*>(buffer.untyped_data()),
+                       buffer.element_type(),
+                       {sizes.begin(), sizes.size()}});
+  }
+
+  const ffi::Dictionary& attributes_;
+  std::vector<Array> arrays_;
+};
+
+// ---- Axes that several arrays share
+
+struct Axis {
+  int64_t size;
+  std::vector<int64_t> steps;  // from element to element, of each array of the call; 0 where it doesn't vary
+};
+
+// The axes of `arrays`, each broadcast to the largest. `own` axes at the end of an array, one number each,
+// don't count.
+std::vector<Axis> shared_axes(std::span<const Array> arrays, std::span<const std::size_t> own) {
+  std::vector<Axis> axes(arrays[0].sizes.size() - own[0], {1, std::vector<int64_t>(arrays.size())});
+  for (std::size_t a = 0; a < arrays.size(); ++a) {
+    int64_t step = 1;
+    for (std::size_t i = arrays[a].sizes.size(); i-- > 0;) {
+      const int64_t size = arrays[a].sizes[i];
+      if (i < axes.size() && size != 1) {
+        axes[i].size = size;
+        axes[i].steps[a] = step;
+      }
+      step *= size;
+    }
+  }
+  return axes;
+}
+
+// True if all arrays go through `outer` and `inner` as through one axis.
+bool are_one(const Axis& outer, const Axis& inner) {
+  for (std::size_t a = 0; a < outer.steps.size(); ++a) {
+    if (outer.steps[a] != inner.steps[a] * inner.size) return false;
+  }
+  return true;
+}
+
+// The same axes, fewer of them: none of size 1, and neighbours made one where they can be.
+std::vector<Axis> merged(std::span<const Axis> axes) {
+  std::vector<Axis> result;
+  for (const Axis& axis : axes) {
+    if (axis.size == 1) continue;
+    if (!result.empty() && are_one(result.back(), axis)) {
+      result.back() = {result.back().size * axis.size, axis.steps};
+    } else {
+      result.push_back(axis);
+    }
+  }
+  return result;
+}
+
+// ---- Statistics
+
+// Results "saved", 20 times 32 bits a row, are for the backward pass: the float64 numbers as they are, which
+// JAX has no type for unless told to. Results "stats" are for people: float64, or rounded to float32.
+class StatsResults {
+ public:
+  StatsResults(const Call& call, std::size_t rows) : stats_(call.find("stats")), saved_(call.find("saved")) {
+    if (saved_) {
+      room_ = {reinterpret_cast<whet::RowStats*>(saved_->data), rows};
+    } else if (stats_ && stats_->type == ffi::DataType::F64) {
+      room_ = {reinterpret_cast<whet::RowStats*>(stats_->data), rows};
+    } else if (stats_) {
+      own_.resize(rows);
+      room_ = own_;
+    }
+  }
+
+  // Room for the next so many rows; none if nobody asked.
+  std::span<whet::RowStats> next(std::size_t rows) {
+    const auto room = room_.empty() ? room_ : room_.subspan(used_, rows);
+    used_ += rows;
+    return room;
+  }
+
+  void finish() const {
+    if (!stats_ || room_.empty()) return;
+    const double* from = &room_[0].count;
+    if (stats_->type == ffi::DataType::F32) {
+      std::transform(from, from + room_.size() * kFields, reinterpret_cast<float*>(stats_->data),
+                     [](double value) { return float(value); });
+    } else if (saved_) {
+      std::copy(from, from + room_.size() * kFields, reinterpret_cast<double*>(stats_->data));
+    }
+  }
+
+ private:
+  static constexpr std::size_t kFields = sizeof(whet::RowStats) / sizeof(double);
+
+  const Array* stats_;
+  const Array* saved_;
+  std::vector<whet::RowStats> own_;
+  std::span<whet::RowStats> room_;
+  std::size_t used_ = 0;
+};
+
+constexpr int64_t kSavedWords = sizeof(whet::RowStats) / sizeof(std::uint32_t);
+
+// ---- Rows
+
+// The arrays of a call that have the shape of x, with their axes merged around that of the rows.
+class Rows {
+ public:
+  explicit Rows(const Call& call) {
+    for (const Array& array : call.arrays()) {
+      if (array.name != "stats" && array.name != "saved") arrays_.push_back(array);
+    }
+    const std::vector<Axis> all = shared_axes(arrays_, std::vector<std::size_t>(arrays_.size(), 0));
+    const auto axis = std::size_t(int64_t(all.size()) + call.attribute<int64_t>("axis"));
+    axes_ = merged(std::span(all).first(axis));
+    axis_ = axes_.size();
+    axes_.push_back(all[axis]);
+    for (const Axis& after : merged(std::span(all).subspan(axis + 1))) axes_.push_back(after);
+  }
+
+  int axis() const { return int(axis_); }
+
+  int64_t rows() const {
+    int64_t rows = 1;
+    for (std::size_t i = 0; i < axes_.size(); ++i) rows *= i == axis_ ? 1 : axes_[i].size;
+    return rows;
+  }
+
+  whet::View view(std::string_view name) const {
+    for (std::size_t a = 0; a < arrays_.size(); ++a) {
+      if (arrays_[a].name != name) continue;
+      std::vector<int64_t> sizes, steps;
+      for (const Axis& axis : axes_) {
+        sizes.push_back(axis.size);
+        steps.push_back(axis.steps[a]);
+      }
+      return {arrays_[a].data, dtype_of(arrays_[a]), whet::Dims(std::span<const int64_t>(sizes)),
+              whet::Dims(std::span<const int64_t>(steps))};
+    }
+    return {};
+  }
+
+ private:
+  std::vector<Array> arrays_;
+  std::vector<Axis> axes_;
+  std::size_t axis_ = 0;
+};
+
+void softmax(const Call& call) {
+  const Rows rows(call);
+  StatsResults stats(call, std::size_t(rows.rows()));
+  whet::softmax(rows.view("x"), rows.view("out"),
+                {.rule = whet::Rule::parse(call.attribute<std::string_view>("rule")),
+                 .axis = rows.axis(),
+                 .mask = rows.view("where"),
+                 .stats = stats.next(std::size_t(rows.rows()))});
+  stats.finish();
+}
+
+void softmax_backward(const Call& call) {
+  const Rows rows(call);
+  // Under vmap there may be more rows than were saved: many gradients of one softmax. Their stats are found
+  // again.
+  const Array* saved = call.find("saved");
+  std::span<const whet::RowStats> stats;
+  int64_t words = saved ? 1 : 0;
+  for (std::size_t i = 0; saved && i < saved->sizes.size(); ++i) words *= saved->sizes[i];
+  if (saved && words == rows.rows() * kSavedWords) {
+    stats = {reinterpret_cast<const whet::RowStats*>(saved->data), std::size_t(rows.rows())};
+  }
+  whet::softmax_backward(rows.view("x"), rows.view("dout"), rows.view("dx"),
+                         {.rule = whet::Rule::parse(call.attribute<std::string_view>("rule")),
+                          .beta_gradient = call.beta_gradient(),
+                          .axis = rows.axis(),
+                          .mask = rows.view("where"),
+                          .stats = stats});
+}
+
+// ---- Attention
+
+// How many axes a batch entry of an array has.
+std::size_t own_axes(const Array& array) {
+  if (array.name == "query_lengths" || array.name == "key_lengths") return 0;
+  return array.name == "sinks" || array.name == "dsinks" ? 1 : 3;
+}
+
+// The leading axes of an attention call. whet takes one, the batch; others that can't be merged with it are
+// walked through, one call of whet each.
+class Batch {
+ public:
+  explicit Batch(const Call& call) : call_(call), at_(call.arrays().size()) {
+    std::vector<std::size_t> own;
+    for (const Array& array : call.arrays()) own.push_back(own_axes(array));
+    walked_ = merged(shared_axes(call.arrays(), own));
+    if (!walked_.empty() && whet_takes(walked_.back())) {
+      entries_ = walked_.back();
+      walked_.pop_back();
+    } else {
+      entries_ = {1, std::vector<int64_t>(at_.size())};
+    }
+  }
+
+  int64_t entries() const { return entries_.size; }
+
+  int64_t all_entries() const {
+    int64_t all = entries_.size;
+    for (const Axis& axis : walked_) all *= axis.size;
+    return all;
+  }
+
+  template <typename Function>
+  void for_each(const Function& function, std::size_t depth = 0) {
+    if (depth == walked_.size()) {
+      function();
+      return;
+    }
+    const Axis& axis = walked_[depth];
+    for (int64_t i = 0; i < axis.size; ++i) {
+      for_each(function, depth + 1);
+      for (std::size_t a = 0; a < at_.size(); ++a) at_[a] += axis.steps[a];
+    }
+    for (std::size_t a = 0; a < at_.size(); ++a) at_[a] -= axis.size * axis.steps[a];
+  }
+
+  // (B, N, H, D) as whet wants it, (B, H, N, D); without data if the call hasn't got it.
+  whet::View heads_last(std::string_view name) const {
+    const std::ptrdiff_t a = call_.place(name);
+    if (a < 0) return {};
+    const Array& array = call_.arrays()[std::size_t(a)];
+    const int64_t n = array.size_from_end(3), h = array.size_from_end(2), d = array.size_from_end(1);
+    return {here(a), dtype_of(array), {entries_.size, h, n, d}, {step(a), d, h * d, 1}};
+  }
+
+  // (B, H, N, M), of which any may be 1. A gradient that all entries share has one entry, and so must have
+  // its bias.
+  whet::View heads_first(std::string_view name, std::string_view gradient = "") const {
+    const std::ptrdiff_t a = call_.place(name);
+    if (a < 0) return {};
+    const std::ptrdiff_t g = call_.place(gradient);
+    const int64_t entries = g >= 0 && step(g) == 0 ? 1 : entries_.size;
+    const Array& array = call_.arrays()[std::size_t(a)];
+    const int64_t h = array.size_from_end(3), n = array.size_from_end(2), m = array.size_from_end(1);
+    return {here(a), dtype_of(array), {entries, h, n, m}, {step(a), n * m, m, 1}};
+  }
+
+  whet::View heads(std::string_view name) const {
+    const std::ptrdiff_t a = call_.place(name);
+    if (a < 0) return {};
+    const Array& array = call_.arrays()[std::size_t(a)];
+    return {here(a), dtype_of(array), {array.size_from_end(1)}};
+  }
+
+  // One integer an entry, kept within [0, most]; `most` if the call hasn't got them.
+  int64_t length(std::string_view name, int64_t entry, int64_t most) const {
+    const std::ptrdiff_t a = call_.place(name);
+    if (a < 0) return most;
+    const int64_t value = *reinterpret_cast<const std::int32_t*>(
+        call_.arrays()[std::size_t(a)].at(at_[std::size_t(a)] + entry * step(a)));
+    return std::clamp<int64_t>(value, 0, most);
+  }
+
+  std::span<const whet::RowStats> saved(std::size_t rows) const {
+    const std::ptrdiff_t a = call_.place("saved");
+    return {reinterpret_cast<const whet::RowStats*>(here(a)), rows};
+  }
+
+ private:
+  int64_t step(std::ptrdiff_t a) const { return entries_.steps[std::size_t(a)]; }
+  std::byte* here(std::ptrdiff_t a) const { return call_.arrays()[std::size_t(a)].at(at_[std::size_t(a)]); }
+
+  // All entries of whet's batch share the sinks, and no two the stats of a row.
+  bool whet_takes(const Axis& axis) const {
+    for (std::size_t a = 0; a < at_.size(); ++a) {
+      const Array& array = call_.arrays()[a];
+      if (own_axes(array) == 1 && axis.steps[a] != 0) return false;
+      if (array.name == "saved" && axis.steps[a] == 0) return false;
+    }
+    return true;
+  }
+
+  const Call& call_;
+  std::vector<int64_t> at_;  // where each array stands, in elements
+  std::vector<Axis> walked_;
+  Axis entries_;
+};
+
+// What a call of attention says for all its entries.
+struct AttentionSettings {
+  explicit AttentionSettings(const Call& call) {
+    for (const auto name : split(call.attribute<std::string_view>("rules"), ';')) {
+      rules.push_back(whet::Rule::parse(name));
+    }
+    options.scale = call.attribute<double>("scale");
+    options.softcap = call.attribute<double>("softcap");
+    options.causal = call.attribute<bool>("causal");
+    options.window_left = call.attribute<int64_t>("window_left");
+    options.window_right = call.attribute<int64_t>("window_right");
+    if (rules.size() == 1) {
+      options.rule = rules[0];
+    } else {
+      options.head_rules = rules;
+    }
+  }
+
+  std::vector<whet::Rule> rules;
+  whet::AttentionOptions options{};
+};
+
+// A query at or after its sequence's end sees nothing, so lengths of queries make lengths of rows.
+std::vector<int64_t> lengths_of(const Call& call, const Batch& batch, int64_t heads, int64_t queries,
+                                int64_t keys) {
+  std::vector<int64_t> lengths;
+  const bool by_row = call.find("query_lengths");
+  if (!by_row && !call.find("key_lengths")) return lengths;
+  for (int64_t b = 0; b < batch.entries(); ++b) {
+    const int64_t length = batch.length("key_lengths", b, keys);
+    if (!by_row) {
+      lengths.push_back(length);
+      continue;
+    }
+    const int64_t visible = batch.length("query_lengths", b, queries);
+    for (int64_t row = 0; row < heads * queries; ++row)
+      lengths.push_back(row % queries < visible ? length : 0);
+  }
+  return lengths;
+}
+
+// Calls function(views of q, k, v, their options, number of rows) for each part of the batch.
+template <typename Function>
+void for_each_part(const Call& call, Batch& batch, const Function& function) {
+  const AttentionSettings settings(call);
+  batch.for_each([&] {
+    const whet::View q = batch.heads_last("query"), k = batch.heads_last("key"),
+                     v = batch.heads_last("value");
+    const int64_t heads = q.sizes[1], queries = q.sizes[2], keys = k.sizes[2];
+    const std::vector<int64_t> lengths = lengths_of(call, batch, heads, queries, keys);
+    whet::AttentionOptions options = settings.options;
+    options.bias = batch.heads_first("bias", "dbias");
+    options.mask = batch.heads_first("mask");
+    options.sinks = batch.heads("sinks");
+    options.lengths = lengths;
+    function(q, k, v, options, std::size_t(batch.entries() * heads * queries));
+  });
+}
+
+void attention(const Call& call) {
+  Batch batch(call);
+  const Array& query = *call.find("query");
+  const int64_t rows = batch.all_entries() * query.size_from_end(3) * query.size_from_end(2);
+  StatsResults stats(call, std::size_t(rows));
+  for_each_part(call, batch, [&](auto q, auto k, auto v, auto& options, std::size_t part) {
+    options.stats = stats.next(part);
+    whet::attention(q, k, v, batch.heads_last("out"), options);
+  });
+  stats.finish();
+}
+
+void attention_backward(const Call& call) {
+  Batch batch(call);
+  for_each_part(call, batch, [&](auto q, auto k, auto v, auto& options, std::size_t part) {
+    // Only read there, though the options of both directions are one type.
+    const std::span<const whet::RowStats> saved = batch.saved(part);
+    options.stats = {const_cast<whet::RowStats*>(saved.data()), saved.size()};
+    whet::attention_backward(q, k, v, batch.heads_last("dout"),
+                             {.dq = batch.heads_last("dquery"),
+                              .dk = batch.heads_last("dkey"),
+                              .dv = batch.heads_last("dvalue"),
+                              .dbias = batch.heads_first("dbias", "dbias"),
+                              .dsinks = batch.heads("dsinks")},
+                             options, call.beta_gradient());
+  });
+}
+
+// What a GPU's program calls in place of the above: arrays there are out of reach.
+void refuse(const Call&) {
+  throw whet::Error("whet.jax runs on CPUs only; put its arrays on jax.devices('cpu')");
+}
+
+// ---- Doors
+
+template <void function(const Call&)>
+ffi::Error guarded(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {
+  try {
+    function(Call(operands, results, attributes));
+    return ffi::Error::Success();
+  } catch (const std::bad_alloc&) {
+    return {ffi::ErrorCode::kResourceExhausted, "whet: out of memory"};
+  } catch (const std::exception& error) {
+    return ffi::Error::InvalidArgument(error.what());
+  }
+}
+
+template <void function(const Call&)>
+nb::capsule handler() {
+  XLA_FFI_DEFINE_HANDLER(entry, guarded<function>,
+                         ffi::Ffi::Bind().RemainingArgs().RemainingRets().Attrs<ffi::Dictionary>());
+  return nb::capsule(reinterpret_cast<void*>(entry));
+}
+
+}  // namespace
+
+void add_jax(nb::module_& module) {
+  module.def("_jax_handlers", [] {
+    nb::dict handlers;
+    handlers["whet_softmax"] = handler<softmax>();
+    handlers["whet_softmax_backward"] = handler<softmax_backward>();
+    handlers["whet_attention"] = handler<attention>();
+    handlers["whet_attention_backward"] = handler<attention_backward>();
+    handlers["whet_refuse"] = handler<refuse>();
+    return handlers;
+  });
+}
+
+}  // namespace whet_python

@@ -1,0 +1,16 @@
+"""whet for JAX: softmax and attention on CPUs, with a rule where one is named.
+
+`softmax` stands where jax.nn.softmax stood, `attention` where jax.nn.dot_product_attention did. Both work under jit,
+vmap, grad, scan, checkpoint and shard_map.
+
+>>> import jax.numpy as jnp
+>>> from whet.jax import softmax
+>>> weights = softmax(jnp.array([0.0, 1.0, 2.0]), rule="fixed:2")
+>>> [f"{weight:.3f}" for weight in weights]
+['0.016', '0.117', '0.867']
+"""
+
+from whet.jax.attention import attention
+from whet.jax.rows import softmax
+
+__all__ = ["attention", "softmax"]

@@ -1,0 +1,110 @@
+"""The way into the extension: XLA calls its handlers, without Python."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from whet import _core
+from whet.stats import Stats
+
+if not hasattr(_core, "_jax_handlers"):
+    raise ImportError("this build of whet has no whet.jax: it was made without jaxlib; install jaxlib, then whet again")
+
+
+def _register(handlers: Mapping[str, Any]) -> None:
+    refuse = handlers["whet_refuse"]
+    for name, handler in handlers.items():
+        jax.ffi.register_ffi_target(name, handler, platform="cpu")
+        for platform in ("CUDA", "ROCM"):
+            jax.ffi.register_ffi_target(name, refuse, platform=platform)
+
+
+_register(_core._jax_handlers())
+
+Results = Mapping[str, tuple[tuple[int, ...], Any]]
+
+
+def call(target: str, operands: Mapping[str, Any], results: Results, **attributes: Any) -> dict[str, jax.Array]:
+    """Calls a handler with the operands that aren't None. `results` are shapes and dtypes by name."""
+    given = {name: array for name, array in operands.items() if array is not None}
+    first = next(iter(given.values()))
+    types = [_varying_as(first, shape, dtype) for shape, dtype in results.values()]
+    outputs = jax.ffi.ffi_call(target, types, vmap_method="expand_dims")(
+        *given.values(), operands=",".join(given), results=",".join(results), **attributes)
+    return dict(zip(results, outputs))
+
+
+def _varying_as(operand: Any, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    """Within shard_map, a result varies over the axes of the mesh that the operands vary over."""
+    given = jax.typeof(operand)
+    if not given.manual_axis_type.varying:
+        return jax.ShapeDtypeStruct(shape, dtype)
+    mesh = jax.sharding.NamedSharding(given.sharding.mesh, jax.sharding.PartitionSpec())
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=mesh, manual_axis_type=given.manual_axis_type)
+
+
+def varying_alike(*arrays: Any) -> list[Any]:
+    """Within shard_map, a call wants all its arrays to vary over the same axes of the mesh. None stays None."""
+    axes = [set() if array is None else set(jax.typeof(array).manual_axis_type.varying) for array in arrays]
+    every = set().union(*axes)
+    return [array if array is None or have == every else jax.lax.pcast(array, tuple(every - have), to="varying")
+            for array, have in zip(arrays, axes)]
+
+
+# ---- stats
+
+# JAX has no float64 unless told to, but the backward pass wants the numbers as they were: as pairs of 32 bits.
+_WORDS = 2 * len(Stats._fields)
+
+
+def saved_type(rows: tuple[int, ...]) -> tuple[tuple[int, ...], Any]:
+    return (*rows, _WORDS), np.uint32
+
+
+def stats_type(rows: tuple[int, ...]) -> tuple[tuple[int, ...], Any]:
+    """What people see: float64 if JAX has it, else rounded to float32."""
+    return (*rows, len(Stats._fields)), jax.dtypes.canonicalize_dtype(np.float64)
+
+
+def stats_of(columns: jax.Array) -> Stats:
+    return Stats(*jnp.moveaxis(columns, -1, 0))
+
+
+# ---- arguments
+
+FLOATS = (jnp.float32, jnp.float64, jnp.bfloat16, jnp.float16)
+
+
+def array(values: Any, name: str) -> jax.Array:
+    if isinstance(values, jax.Array):  # or a tracer; asking JAX would take longer than a small call
+        return values
+    try:
+        return jnp.asarray(values)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"{name}: {error}") from None
+
+
+def check_float(values: jax.Array, name: str) -> None:
+    if values.dtype not in FLOATS:
+        raise TypeError(f"{name}: its dtype is {values.dtype}, must be float32, float64, bfloat16 or float16")
+
+
+def check_bool(values: jax.Array, name: str) -> None:
+    if values.dtype != jnp.bool_:
+        raise TypeError(f"{name}: its dtype is {values.dtype}, must be bool")
+
+
+def with_axes(values: jax.Array, axes: int, name: str) -> jax.Array:
+    """With axes of size 1 in front, as broadcasting adds them."""
+    if values.ndim > axes:
+        raise ValueError(f"{name}: has {values.ndim} axes, must have at most {axes}")
+    return jnp.expand_dims(values, tuple(range(axes - values.ndim))) if values.ndim < axes else values
+
+
+def check_broadcasts(values: jax.Array, shape: tuple[int, ...], name: str) -> None:
+    if any(size not in (1, full) for size, full in zip(values.shape, shape)):
+        raise ValueError(f"{name}: its shape is {values.shape}, must broadcast to {shape}")

@@ -1,0 +1,302 @@
+"""Attention. No n by n matrix is ever stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.custom_derivatives import SymbolicZero
+
+from whet._arguments import flag, integer
+from whet.jax._ffi import (array, call, check_bool, check_broadcasts, check_float, saved_type, stats_of, stats_type,
+                           varying_alike, with_axes)
+from whet.rules import RuleLike
+from whet.rules import rule as rule_of
+
+LARGEST_HEAD = 256
+
+
+def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, *, scale: Any = None,
+              is_causal: bool = False, query_seq_lengths: Any = None, key_value_seq_lengths: Any = None,
+              local_window_size: int | tuple[int, int] | None = None, implementation: str | None = None,
+              return_residual: bool = False, rule: RuleLike | Sequence[RuleLike] = None, hold_beta: bool = False,
+              softcap: float = 0.0, sinks: Any = None, return_stats: bool = False) -> Any:
+    """jax.nn.dot_product_attention with the inverse temperature of each row chosen by a rule.
+
+    B batch, T queries, S keys, N query heads, K key heads (N a multiple of K), H and E the sizes of a key and of a
+    value (1 to 256). A row is what one query of one head sees.
+
+    Args:
+        query, key, value: (B, T, N, H), (B, S, K, H), (B, S, K, E), or all three without B; one dtype: float32,
+            float64, bfloat16 or float16.
+        bias: broadcast to (B, N, T, S), added to the logits; -inf hides.
+        mask: boolean, broadcast to (B, N, T, S); False hides.
+        scale: default 1 / sqrt(H). An array (a scale that is learned) multiplies the queries.
+        is_causal: hide the keys after key i from query i.
+        query_seq_lengths, key_value_seq_lengths: (B) integers: queries from there on have output 0, keys are hidden.
+        local_window_size: hide keys further than this from the query's place; a pair is (before, after).
+        implementation: None or "xla", for the sake of calls written for JAX; there is one.
+        return_residual: also return the log-sum-exp of each row's logits, before the rule: (B, T, N), key's dtype.
+        rule: a rule or its name (see whet.rules), or a list with one a query head. Default: none, beta = 1.
+        hold_beta: gradients count beta as a constant. By default they go through the rule, as in the published code.
+        softcap: c tanh(x / c) before the bias; 0: none.
+        sinks: (N), a logit of its own per head that takes weight and has no value.
+        return_stats: also return the whet.Stats of all rows, (B, T, N): float64 with jax_enable_x64, else rounded to
+            float32. No gradient flows through them.
+
+    Returns:
+        The output, (B, T, N, E); then, if asked for, the residual; then, if asked for, the stats. A row that sees
+        nothing has output and gradients 0 (JAX gives it the mean of all values). What hidden keys and values hold
+        doesn't matter.
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+
+    >>> import jax.numpy as jnp
+    >>> from whet.jax import attention
+    >>> q = k = 4 * jnp.eye(8).reshape(4, 2, 8)
+    >>> v = jnp.arange(8.0).reshape(4, 2, 1)
+    >>> out, stats = attention(q, k, v, is_causal=True, rule="paper", return_stats=True)
+    >>> out.shape, stats.count[:, 1]
+    ((4, 2, 1), Array([1., 2., 3., 4.], dtype=float32))
+    """
+    query, key, value = array(query, "query"), array(key, "key"), array(value, "value")
+    batched = query.ndim == 4
+    query, key, value = _four_axes(query=query, key=key, value=value)
+    _check_heads(query, key, value)
+    if isinstance(scale, jax.Array):
+        query, scale = (query * scale).astype(query.dtype), 1.0
+    if implementation not in (None, "xla"):
+        raise ValueError(f"implementation: is {implementation!r}, must be None or 'xla': whet.jax runs on CPUs")
+
+    (batch, queries, heads, size), keys = query.shape, key.shape[1]
+    logits = (batch, heads, queries, keys)
+    arrays = _Arrays(
+        query, key, value, _bias(bias, query.dtype, logits), _mask(mask, logits), _sinks(sinks, query.dtype, heads),
+        _lengths(query_seq_lengths, batch, "query_seq_lengths"),
+        _lengths(key_value_seq_lengths, batch, "key_value_seq_lengths"))
+    before, after = _window(local_window_size)
+    return_stats, return_residual = flag(return_stats, "return_stats"), flag(return_residual, "return_residual")
+    options = _Options(
+        _rules(rule, heads), size**-0.5 if scale is None else _number(scale, "scale"), _softcap(softcap),
+        flag(is_causal, "is_causal"), before, after, flag(hold_beta, "hold_beta"), return_stats or return_residual)
+    out, stats = _jitted(options, arrays)
+
+    if not batched:
+        out, stats = out[0], jax.tree.map(lambda column: column[0], stats)
+    results = (out,)
+    if return_residual:
+        results += (stats.log_sum_exp.astype(key.dtype),)
+    if return_stats:
+        results += (stats,)
+    return results if len(results) > 1 else out
+
+
+class _Arrays(NamedTuple):
+    """Operands under the names the extension knows; None where there is none."""
+
+    query: Any
+    key: Any
+    value: Any
+    bias: Any  # four axes
+    mask: Any
+    sinks: Any  # (1, N): an axis for the batch, so that vmap puts its own before it
+    query_lengths: Any
+    key_lengths: Any
+
+
+_DIFFERENTIABLE = ("query", "key", "value", "bias", "sinks")
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Options:
+    rules: str
+    scale: float
+    softcap: float
+    causal: bool
+    window_left: int
+    window_right: int
+    hold_beta: bool
+    return_stats: bool
+
+    def attributes(self) -> dict[str, Any]:
+        # JAX would make 32 bits of Python's own numbers.
+        return {"rules": self.rules, "scale": np.float64(self.scale), "softcap": np.float64(self.softcap),
+                "causal": self.causal, "window_left": np.int64(self.window_left),
+                "window_right": np.int64(self.window_right)}
+
+
+@jax.jit
+def _jitted(options: _Options, arrays: _Arrays) -> tuple[jax.Array, Any]:
+    out, stats = _attention(options, _Arrays(*varying_alike(*arrays)))
+    if stats is None:
+        return out, None
+    return out, stats_of(jnp.swapaxes(jax.lax.stop_gradient(stats), 1, 2))
+
+
+@jax.custom_vjp
+def _attention(options: _Options, arrays: _Arrays) -> tuple[jax.Array, Any]:
+    results = _call(options, arrays, save=False)
+    return results["out"], results.get("stats")
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Wanted:
+    """Of which operands the gradient is wanted."""
+
+    names: tuple[str, ...]
+
+
+def _forward(options: _Options, arrays: _Arrays) -> tuple[tuple[jax.Array, Any], Any]:
+    wanted = _Wanted(tuple(name for name in _DIFFERENTIABLE
+                           if getattr(arrays, name) is not None and getattr(arrays, name).perturbed))
+    arrays = _Arrays(*(None if one is None else one.value for one in arrays))
+    results = _call(options, arrays, save=True)
+    return (results["out"], results.get("stats")), (options, arrays, wanted, results["saved"])
+
+
+def _backward(kept: Any, cotangents: Any) -> tuple[None, _Arrays]:
+    options, arrays, wanted, saved = kept
+    dout, _ = cotangents
+    gradients = _Arrays(*(None,) * len(_Arrays._fields))
+    if isinstance(dout, SymbolicZero) or not wanted.names:
+        return None, gradients
+    shapes = {f"d{name}": (getattr(arrays, name).shape, getattr(arrays, name).dtype) for name in wanted.names}
+    results = call("whet_attention_backward", {**arrays._asdict(), "dout": dout, "saved": saved}, shapes,
+                   hold_beta=options.hold_beta, **options.attributes())
+    return None, gradients._replace(**{name: results[f"d{name}"] for name in wanted.names})
+
+
+# Gradients that nobody wants cost work and, for a bias, memory: symbolic zeros tell.
+_attention.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+def _call(options: _Options, arrays: _Arrays, save: bool) -> dict[str, jax.Array]:
+    batch, queries, heads, _ = arrays.query.shape
+    rows = (batch, heads, queries)
+    results = {"out": ((batch, queries, heads, arrays.value.shape[-1]), arrays.query.dtype)}
+    if save:
+        results["saved"] = saved_type(rows)
+    if options.return_stats:
+        results["stats"] = stats_type(rows)
+    return call("whet_attention", arrays._asdict(), results, **options.attributes())
+
+
+# ---- arguments
+
+
+def _four_axes(**arrays: jax.Array) -> list[jax.Array]:
+    first = next(iter(arrays.values()))
+    for name, given in arrays.items():
+        if given.ndim not in (3, 4):
+            raise ValueError(f"{name}: has {given.ndim} axes, must have 3 or 4")
+        if given.ndim != first.ndim:
+            raise ValueError(f"{name}: has {given.ndim} axes, must have as many as query, {first.ndim}")
+    return [with_axes(given, 4, name) for name, given in arrays.items()]
+
+
+def _check_heads(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
+    check_float(query, "query")
+    for name, given in (("key", key), ("value", value)):
+        if given.dtype != query.dtype:
+            raise TypeError(f"{name}: its dtype is {given.dtype}, must be that of query, {query.dtype}")
+        if given.shape[0] != query.shape[0]:
+            raise ValueError(f"{name}: its batch is {given.shape[0]}, must be that of query, {query.shape[0]}")
+    if key.shape[3] != query.shape[3]:
+        raise ValueError(f"key: its head size is {key.shape[3]}, must be that of query, {query.shape[3]}")
+    if value.shape[1:3] != key.shape[1:3]:
+        raise ValueError(f"value: its keys and heads are {value.shape[1:3]}, must be those of key, {key.shape[1:3]}")
+    heads, key_heads = query.shape[2], key.shape[2]
+    if key_heads == 0 and heads != 0 or key_heads and heads % key_heads:
+        raise ValueError(f"query: has {heads} heads, must have a multiple of those of key, {key_heads}")
+    for name, given in (("query", query), ("value", value)):
+        if not 1 <= given.shape[3] <= LARGEST_HEAD:
+            raise ValueError(f"{name}: its head size is {given.shape[3]}, must be 1 to {LARGEST_HEAD}")
+
+
+def _bias(bias: Any, dtype: Any, logits: tuple[int, ...]) -> jax.Array | None:
+    if bias is None:
+        return None
+    bias = array(bias, "bias")
+    if not jnp.issubdtype(bias.dtype, jnp.floating) and not jnp.issubdtype(bias.dtype, jnp.integer):
+        raise TypeError(f"bias: its dtype is {bias.dtype}, must be floats")
+    bias = with_axes(_side(bias, dtype), 4, "bias")
+    check_broadcasts(bias, logits, "bias")
+    return bias
+
+
+def _side(values: jax.Array, dtype: Any) -> jax.Array:
+    """In the dtype of the queries or that of the arithmetic."""
+    return values if values.dtype == dtype else values.astype(jnp.promote_types(dtype, jnp.float32))
+
+
+def _mask(mask: Any, logits: tuple[int, ...]) -> jax.Array | None:
+    if mask is None:
+        return None
+    mask = array(mask, "mask")
+    check_bool(mask, "mask")
+    mask = with_axes(mask, 4, "mask")
+    check_broadcasts(mask, logits, "mask")
+    return mask
+
+
+def _sinks(sinks: Any, dtype: Any, heads: int) -> jax.Array | None:
+    if sinks is None:
+        return None
+    sinks = array(sinks, "sinks")
+    if not jnp.issubdtype(sinks.dtype, jnp.floating):
+        raise TypeError(f"sinks: its dtype is {sinks.dtype}, must be floats")
+    if sinks.shape != (heads,):
+        raise ValueError(f"sinks: its shape is {sinks.shape}, must be one a query head, ({heads},)")
+    return _side(sinks, dtype)[None]
+
+
+def _lengths(lengths: Any, batch: int, name: str) -> jax.Array | None:
+    if lengths is None:
+        return None
+    lengths = array(lengths, name)
+    if not jnp.issubdtype(lengths.dtype, jnp.integer):
+        raise TypeError(f"{name}: its dtype is {lengths.dtype}, must be integers")
+    if lengths.shape != (batch,):
+        raise ValueError(f"{name}: its shape is {lengths.shape}, must be one a batch entry, ({batch},)")
+    return lengths.astype(jnp.int32)
+
+
+def _window(window: Any) -> tuple[int, int]:
+    if window is None:
+        return -1, -1
+    before, after = window if isinstance(window, (tuple, list)) and len(window) == 2 else (window, window)
+    sides = integer(before, "local_window_size"), integer(after, "local_window_size")
+    if min(sides) < 0:
+        raise ValueError(f"local_window_size: is {window}, must be 0 or more")
+    return sides
+
+
+def _rules(rule: RuleLike | Sequence[RuleLike], heads: int) -> str:
+    if not isinstance(rule, (list, tuple)):
+        return rule_of(rule).name
+    if len(rule) != heads:
+        raise ValueError(f"rule: {len(rule)} are given, must be one or one a query head, {heads}")
+    return ";".join(rule_of(one).name for one in rule)
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        number = value.__float__()
+    except (AttributeError, TypeError):
+        raise TypeError(f"{name}: is a {type(value).__name__}, must be a number") from None
+    if not np.isfinite(number):
+        raise ValueError(f"{name}: is {number}, must be finite")
+    return number
+
+
+def _softcap(softcap: Any) -> float:
+    number = _number(softcap, "softcap")
+    if number < 0:
+        raise ValueError(f"softcap: is {number}, must be 0 or more")
+    return number

@@ -1,0 +1,94 @@
+"""Tensors as the extension takes them, and when they may go there without torch's dispatcher."""
+
+from __future__ import annotations
+
+from typing import Any, Iterable, Sequence
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+# The extension's numbers for element types.
+_CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.bool: 4, torch.int64: 5}
+FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+STATS = 10  # numbers a row
+
+
+def door(tensor: Tensor | None) -> tuple[Any, ...] | None:
+    """A tensor as the extension takes it: by address. Whoever calls keeps it alive."""
+    return None if tensor is None else (tensor.data_ptr(), _CODES[tensor.dtype], tensor.shape, tensor.stride())
+
+
+def check(tensor: Any, name: str, dtypes: Sequence[torch.dtype] = FLOATS) -> None:
+    """A TypeError that names the argument, unless it is a tensor of one of these dtypes."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"{name}: is a {type(tensor).__name__}, must be a Tensor")
+    if tensor.dtype not in dtypes:
+        raise TypeError(f"{name}: its dtype is {_text(tensor.dtype)}, must be {' or '.join(map(_text, dtypes))}")
+
+
+def check_place(**tensors: Tensor | None) -> None:
+    """The same for where and how the elements of a tensor lie; what goes directly needn't be asked."""
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if tensor.device.type != "cpu":
+            raise ValueError(f"{name}: is on the device {tensor.device}; whet works on the CPU, so give {name}.cpu()")
+        if tensor.layout is not torch.strided or tensor.is_nested:
+            raise TypeError(f"{name}: is sparse or nested, must be a strided tensor")
+
+
+def _text(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+_keys = torch._C._dispatch_keys
+
+
+def _plain_keys() -> frozenset[int]:
+    with torch.inference_mode():
+        inference = torch.empty(0)
+    return frozenset(_keys(tensor).raw_repr() for tensor in (torch.empty(0), inference))
+
+
+# A tensor that is anything but memory on the CPU (fake, batched, lazily negated, of another library, ...) has more
+# dispatch keys than these.
+_PLAIN = _plain_keys()
+
+
+def watched() -> bool:
+    """Whether something follows torch's operators as they are called: a compiler, an exporter, a trace."""
+    return (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
+            or torch._C._get_tracing_state() is not None)
+
+
+def goes_directly(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether torch need not see a call: it has nothing to record, trace or transform. Saves most of a small call."""
+    if watched() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+        return False
+    recording = torch.is_grad_enabled()
+    for tensor in tensors:
+        if tensor is not None and (_keys(tensor).raw_repr() not in _PLAIN or recording and tensor.requires_grad):
+            return False
+    return True
+
+
+def wants_gradient(tensors: Iterable[Tensor | None]) -> bool:
+    return torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in tensors)
+
+
+def stats_buffer(rows: Sequence[int], with_stats: bool, like: Tensor) -> Tensor:
+    """Room for the stats of these rows; none a row if they aren't wanted, since an operator has to return something."""
+    return like.new_empty((*rows, STATS if with_stats else 0), dtype=torch.float64)
+
+
+def saved_stats(stats: Tensor) -> Tensor | None:
+    return stats if stats.shape[-1] == STATS else None
+
+
+def mapped_first(tensor: Tensor | None, axis: int | None, size: int) -> Tensor | None:
+    """For vmap: the tensor with the mapped axis in front, whether it has one or is the same for all."""
+    if tensor is None:
+        return None
+    return tensor.expand(size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)

@@ -1,0 +1,199 @@
+"""F.scaled_dot_product_attention with a rule. No n by n matrix is ever stored, neither forward nor backward."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Sequence
+
+import torch
+from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function_variadic
+
+from whet._arguments import flag, integer
+from whet.rules import RuleLike, rule_names
+from whet.stats import Stats
+from whet.torch import _attention_operators
+from whet.torch._tensors import FLOATS, check, check_place, goes_directly, stats_buffer, wants_gradient
+
+_INTEGERS = (torch.int64, torch.int32)
+
+
+def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+              is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False, *,
+              rule: RuleLike | Sequence[RuleLike] = None, softcap: float = 0.0, sinks: Tensor | None = None,
+              window: int | tuple[int, int] | None = None, align: str = "start", lengths: Tensor | None = None,
+              hold_beta: bool = False, return_stats: bool = False) -> Any:
+    """softmax(beta x) value with x = scale query key^T, row by row, beta chosen by a rule.
+
+    The signature of torch.nn.functional.scaled_dot_product_attention, plus keywords. H query heads, N queries, M keys,
+    D and E the sizes of a key and of a value (1 to 256). A row is what one query of one head sees.
+
+    Args:
+        query, key, value: (..., H, N, D), (..., H, M, D), (..., H, M, E), of any strides and one dtype: float32,
+            float64, bfloat16 or float16. Leading dimensions broadcast; there may be none.
+        attn_mask: broadcast to (..., H, N, M). Boolean: True takes part. Floats are added to the logits, -inf hides;
+            they have a gradient.
+        dropout_p: must be 0. Dropout acts on stored weights, and none are stored.
+        is_causal: hide keys after the query's place. May be given together with attn_mask.
+        scale: default 1 / sqrt(D).
+        enable_gqa: key and value may have fewer heads than query, of which H is a multiple.
+        rule: a rule or its name (see whet.rules), or a list with one a query head. Default: none, beta = 1.
+        softcap: c tanh(x / c) before attn_mask is added; 0: none.
+        sinks: (H), a logit of its own per head that takes weight and has no value. It has a gradient.
+        window: hide keys further than this from the query's place; a pair is (before, after), -1 for no limit.
+        align: the place of query i: "start", key i, as torch counts; "end", so that the last query stands at the
+            last key, as in decoding with a cache.
+        lengths: integers, one a batch entry or one a row: only the first keys exist.
+        hold_beta: gradients count beta as a constant. By default they go through the rule, as in the published code.
+        return_stats: also return the Stats of all rows, (..., H, N).
+
+    Returns:
+        The output (..., H, N, E); ``(output, stats)`` with return_stats. A row that sees no key gives 0, where torch
+        may give NaN. In memory the output lies as (..., N, H, E): joining the heads copies nothing. The stats are
+        float64 tensors through which no gradient flows.
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+
+    >>> import torch
+    >>> from whet.torch import attention
+    >>> q, k, v = torch.randn(3, 1, 2, 5, 8).unbind()
+    >>> out, stats = attention(q, k, v, is_causal=True, rule="paper", return_stats=True)
+    >>> out.shape, stats.count[0, 1]
+    (torch.Size([1, 2, 5, 8]), tensor([1., 2., 3., 4., 5.], dtype=torch.float64))
+    """
+    given = query, key, value, attn_mask, sinks, lengths
+    if has_torch_function_variadic(*given):
+        return handle_torch_function(
+            attention, given, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, rule=rule,
+            softcap=softcap, sinks=sinks, window=window, align=align, lengths=lengths, hold_beta=hold_beta,
+            return_stats=return_stats)
+    _check(*given)
+    if dropout_p != 0:
+        raise ValueError(f"dropout_p: is {dropout_p}, must be 0: dropout acts on stored weights, and none are stored")
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value, attn_mask = map(_autocast, (query, key, value, attn_mask))
+
+    axes = query.dim()
+    query, key, value, batch = _four_axes(query, key, value, flag(enable_gqa, "enable_gqa"))
+    mask = bias = None
+    if attn_mask is not None:
+        attn_mask = _side(attn_mask, batch, query.shape[0])
+        mask, bias = (attn_mask, None) if attn_mask.dtype == torch.bool else (None, attn_mask)
+    if lengths is not None:
+        lengths = lengths.to(torch.int64).reshape(-1).contiguous()
+    out, stats = attend(query, key, value, mask, bias, sinks, lengths, return_stats=flag(return_stats, "return_stats"),
+                        rule=rule, scale=scale, causal=flag(is_causal, "is_causal"), align=align, window=window,
+                        softcap=softcap, hold_beta=hold_beta)
+    if axes != 4 or len(batch) != 1:
+        out, stats = (result if result is None else _with_batch(result, batch, axes) for result in (out, stats))
+    return (out, Stats._make(stats.unbind(-1))) if return_stats else out
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None, sinks: Tensor | None,
+           lengths: Tensor | None, *, return_stats: bool, rule: RuleLike | Sequence[RuleLike], scale: float | None,
+           causal: bool, align: str = "start", window: int | tuple[int, int] | None = None, softcap: float = 0.0,
+           hold_beta: bool = False) -> tuple[Tensor, Tensor | None]:
+    """Attention over tensors of four axes, with a mask and a bias; the output and a buffer of stats."""
+    names = rule_names(rule)
+    before, after = _window(window)
+    options = (names if isinstance(names, list) else [names or "none"],
+               None if scale is None else _number(scale, "scale"), causal, _alignment(align), before, after,
+               _number(softcap, "softcap"))
+    tensors = (query, key, value, mask, bias, sinks, lengths)
+    if goes_directly(tensors):
+        stats = stats_buffer(query.shape[:3], True, query) if return_stats else None
+        return _attention_operators.forward(query, key, value, tensors[3:], stats, options), stats
+    check_place(query=query, key=key, value=value, attn_mask=mask if bias is None else bias, sinks=sinks,
+                lengths=lengths)
+    return _attention_operators.attention(*tensors, return_stats or wants_gradient(tensors), *options,
+                                          flag(hold_beta, "hold_beta"))
+
+
+def _check(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, sinks: Tensor | None,
+           lengths: Tensor | None) -> None:
+    for tensor, name in ((query, "query"), (key, "key"), (value, "value")):
+        check(tensor, name)
+        if tensor.dim() < 2:
+            raise ValueError(f"{name}: has {tensor.dim()} dimensions, must have at least 2")
+    if attn_mask is not None:
+        check(attn_mask, "attn_mask", (torch.bool, *FLOATS))
+    if sinks is not None:
+        check(sinks, "sinks")
+    if lengths is not None:
+        check(lengths, "lengths", _INTEGERS)
+
+
+def _autocast(tensor: Tensor | None) -> Tensor | None:
+    """What torch's autocast does with the arguments of scaled_dot_product_attention."""
+    if tensor is None or tensor.dtype in (torch.bool, torch.float64):
+        return tensor
+    return tensor.to(torch.get_autocast_dtype("cpu"))
+
+
+def _four_axes(query: Tensor, key: Tensor, value: Tensor,
+               grouped: bool) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
+    """The three as (B, heads, rows, size), and the dimensions that B stands for. Views where that can be."""
+    if query.dim() == key.dim() == value.dim() == 4:
+        q, k, v = query.shape, key.shape, value.shape
+        if q[0] == k[0] == v[0] and (grouped or q[1] == k[1] == v[1]):
+            return query, key, value, q[:1]
+    given = tuple(tensor.unsqueeze(0) if tensor.dim() == 2 else tensor for tensor in (query, key, value))
+    shapes = [tensor.shape[: -3 if grouped else -2] for tensor in given]
+    try:
+        batch = tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError:
+        sizes = ", ".join(str(tuple(tensor.shape)) for tensor in given)
+        raise ValueError(f"key: the leading dimensions of query, key and value don't broadcast ({sizes})"
+                         + ("" if grouped else "; fewer key than query heads need enable_gqa=True")) from None
+    batch = batch if grouped else batch[:-1]
+    return *(_one_batch(tensor, batch, None if grouped else max(s[-1] for s in shapes)) for tensor in given), batch
+
+
+def _one_batch(tensor: Tensor, batch: tuple[int, ...], heads: int | None) -> Tensor:
+    heads = tensor.shape[-3] if heads is None or tensor.shape[-3] == heads else heads
+    size = (heads, *tensor.shape[-2:])
+    return tensor.expand(*batch, *size).reshape(math.prod(batch), *size)
+
+
+def _with_batch(result: Tensor, batch: tuple[int, ...], axes: int) -> Tensor:
+    result = result.reshape(*batch, *result.shape[1:])
+    return result.squeeze(0) if axes == 2 and result.dim() == 3 else result
+
+
+def _side(attn_mask: Tensor, batch: tuple[int, ...], size: int) -> Tensor:
+    """The mask with four axes, still broadcast where it was."""
+    axes = len(batch) + 3
+    if attn_mask.dim() > axes:
+        raise ValueError(f"attn_mask: has {attn_mask.dim()} dimensions, must have at most {axes}")
+    if attn_mask.dim() < max(axes, 4):
+        attn_mask = attn_mask[(None,) * (max(axes, 4) - attn_mask.dim())]
+    if attn_mask.dim() == 4:
+        return attn_mask
+    rest = attn_mask.shape[-3:]
+    if all(length == 1 for length in attn_mask.shape[:-3]):
+        return attn_mask.reshape(1, *rest)
+    try:
+        return attn_mask.expand(*batch, *rest).reshape(size, *rest)
+    except RuntimeError:
+        raise ValueError(f"attn_mask: its shape is {tuple(attn_mask.shape)}, must broadcast to {batch} and the heads, "
+                         "queries and keys") from None
+
+
+def _window(window: Any) -> tuple[int, int]:
+    if window is None:
+        return -1, -1
+    before, after = window if isinstance(window, (tuple, list)) and len(window) == 2 else (window, window)
+    return integer(before, "window"), integer(after, "window")
+
+
+def _alignment(align: str) -> str:
+    if align not in ("start", "end"):
+        raise ValueError(f"align: is {align!r}, must be 'start' or 'end'")
+    return align
+
+
+def _number(value: Any, name: str) -> Any:
+    if isinstance(value, (int, float, torch.SymInt, torch.SymFloat)):
+        return value
+    raise TypeError(f"{name}: is a {type(value).__name__}, must be a number")

@@ -1,0 +1,195 @@
+"""Modules: torch.nn.Softmax and torch.nn.MultiheadAttention with a rule."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from whet.rules import Rule, RuleLike, rule as rule_of
+from whet.stats import Stats
+from whet.torch.attention import attend
+from whet.torch.rows import softmax
+
+
+class Softmax(nn.Module):
+    """torch.nn.Softmax with a rule: whet.torch.softmax as a module.
+
+    >>> import torch
+    >>> from whet.torch import Softmax
+    >>> Softmax(rule="target-entropy:0.2")
+    Softmax(dim=-1, rule='target-entropy:0.2')
+    """
+
+    def __init__(self, dim: int = -1, rule: RuleLike = None, *, hold_beta: bool = False) -> None:
+        super().__init__()
+        self.dim = dim
+        self.rule = rule_of(rule)
+        self.hold_beta = hold_beta
+
+    def forward(self, input: Tensor, where: Tensor | None = None) -> Tensor:
+        return softmax(input, self.dim, rule=self.rule, where=where, hold_beta=self.hold_beta)
+
+    def extra_repr(self) -> str:
+        return f"dim={self.dim}, {_rule_repr(self.rule)}"
+
+
+class MultiheadAttention(nn.MultiheadAttention):
+    """torch.nn.MultiheadAttention with a rule. A state_dict of one loads into the other.
+
+    Constructor and forward take what torch's take, plus:
+
+    Args:
+        rule: a rule or its name (see whet.rules), or a list with one a head. Default: none, as torch computes.
+        hold_beta: gradients count beta as a constant.
+
+    Unlike torch's, `need_weights` is False unless asked for: weights are a matrix of queries by keys for each head,
+    which nothing else here ever stores. Asked for, they are computed beside the output, at the cost of torch.softmax
+    over all of them. The output is the same either way.
+
+    Dropout of weights can't be had without storing them: a `dropout` above 0 is refused in training and, as in torch,
+    without effect in evaluation. Rows whose keys are all masked give 0 where torch gives NaN.
+
+    >>> import torch
+    >>> from whet.torch import MultiheadAttention
+    >>> heads = MultiheadAttention(8, 2, batch_first=True, rule="paper")
+    >>> x = torch.randn(3, 5, 8)
+    >>> out, _, stats = heads(x, x, x, is_causal=True, return_stats=True)
+    >>> out.shape, stats.entropy.shape
+    (torch.Size([3, 5, 8]), torch.Size([3, 2, 5]))
+    """
+
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True,
+                 add_bias_kv: bool = False, add_zero_attn: bool = False, kdim: int | None = None,
+                 vdim: int | None = None, batch_first: bool = False, device: Any = None, dtype: Any = None, *,
+                 rule: RuleLike | Sequence[RuleLike] = None, hold_beta: bool = False) -> None:
+        super().__init__(embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first,
+                         device, dtype)
+        self.rule = [rule_of(one) for one in rule] if isinstance(rule, (list, tuple)) else rule_of(rule)
+        self.hold_beta = hold_beta
+
+    def _reset_parameters(self) -> None:
+        self._qkv_same_embed_dim = self.in_proj_weight is not None
+        super()._reset_parameters()
+        # torch's encoder layers compute attention themselves, past this module and its rule, if they find True here.
+        self._qkv_same_embed_dim = False
+
+    def forward(self, query: Tensor, key: Tensor, value: Tensor, key_padding_mask: Tensor | None = None,
+                need_weights: bool = False, attn_mask: Tensor | None = None, average_attn_weights: bool = True,
+                is_causal: bool = False, *, return_stats: bool = False) -> Any:
+        """Attention of `query` over `key` and `value`, with projections before and after.
+
+        B batch, N queries, M keys.
+
+        Args:
+            query, key, value: (B, N or M, size) if batch_first, else (N or M, B, size); or without batch.
+            key_padding_mask: (B, M), or (M) without batch: True hides a key, floats are added.
+            need_weights: also return the weights.
+            attn_mask: (N, M) or (B * heads, N, M): True hides (the other way round than in whet.torch.attention),
+                floats are added.
+            average_attn_weights: weights averaged over heads.
+            is_causal: hide keys after the query's place. attn_mask is then taken for that mask and not read; it
+                needn't be given.
+            return_stats: also return the Stats of all rows, (B, heads, N).
+
+        Returns:
+            ``(output, weights)``, weights (B, N, M), or (B, heads, N, M) if not averaged, or None unless needed;
+            ``(output, weights, stats)`` with return_stats.
+        """
+        if self.training and self.dropout > 0:
+            raise ValueError(f"dropout: is {self.dropout}, must be 0 in training: dropout acts on stored weights, and "
+                             "none are stored")
+        batched = query.dim() == 3
+        query, key, value = (self._batch_first(x, batched) for x in (query, key, value))
+        q, k, v = self._heads(query, key, value)
+
+        # Keys beyond those given, of add_bias_kv and add_zero_attn, have no place: every query sees them.
+        extra = k.shape[2] - key.shape[1]
+        causal = is_causal and extra == 0
+        if is_causal:
+            attn_mask = None if causal else _after(query.shape[1], key.shape[1], query.device)
+        mask, bias = _mask_and_bias(attn_mask, key_padding_mask, q, extra)
+        out, stats = attend(q, k, v, mask, bias, None, None, return_stats=return_stats, rule=self.rule, scale=None,
+                            causal=causal, hold_beta=self.hold_beta)
+        out = self.out_proj(out.transpose(1, 2).flatten(2))
+        out = out if self.batch_first or not batched else out.transpose(0, 1)
+        weights = None
+        if need_weights:
+            weights = self._weights(q, k, mask, bias, causal)
+            weights = weights.mean(dim=1) if average_attn_weights else weights
+        if not batched:
+            out, weights, stats = (x if x is None else x.squeeze(0) for x in (out, weights, stats))
+        return (out, weights, Stats._make(stats.unbind(-1))) if return_stats else (out, weights)
+
+    def _batch_first(self, x: Tensor, batched: bool) -> Tensor:
+        if not batched:
+            return x.unsqueeze(0)
+        return x if self.batch_first else x.transpose(0, 1)
+
+    def _heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
+        """The three projected, with the keys and values that the module adds, as (B, heads, N or M, size)."""
+        if self.in_proj_weight is None:
+            weights = self.q_proj_weight, self.k_proj_weight, self.v_proj_weight
+        else:
+            weights = self.in_proj_weight.chunk(3)
+        biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        q, k, v = (F.linear(x, weight, bias) for x, weight, bias in zip((query, key, value), weights, biases))
+        if self.bias_k is not None:
+            k, v = (torch.cat([x, more.expand(x.shape[0], 1, -1)], dim=1)
+                    for x, more in ((k, self.bias_k), (v, self.bias_v)))
+        if self.add_zero_attn:
+            k, v = (F.pad(x, (0, 0, 0, 1)) for x in (k, v))
+        return tuple(x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for x in (q, k, v))
+
+    def _weights(self, q: Tensor, k: Tensor, mask: Tensor | None, bias: Tensor | None, causal: bool) -> Tensor:
+        logits = q @ k.transpose(2, 3) * q.shape[3] ** -0.5
+        logits = logits if bias is None else logits + bias
+        if causal:
+            seen = ~_after(q.shape[2], k.shape[2], q.device)
+            mask = seen if mask is None else mask & seen
+        if isinstance(self.rule, Rule):
+            return softmax(logits, rule=self.rule, where=mask, hold_beta=self.hold_beta)
+        mask = None if mask is None else mask.expand(logits.shape)
+        return torch.stack([
+            softmax(logits[:, head], rule=rule, where=None if mask is None else mask[:, head], hold_beta=self.hold_beta)
+            for head, rule in enumerate(self.rule)], dim=1)
+
+    def extra_repr(self) -> str:
+        return f"{self.embed_dim}, {self.num_heads}, batch_first={self.batch_first}, {_rule_repr(self.rule)}"
+
+
+def _rule_repr(rule: Rule | list[Rule]) -> str:
+    return f"rule={[one.name for one in rule] if isinstance(rule, list) else rule.name!r}"
+
+
+def _after(queries: int, keys: int, device: torch.device) -> Tensor:
+    """What torch.nn means by a causal mask: True where a key comes after the query."""
+    return torch.ones(queries, keys, dtype=torch.bool, device=device).triu(1)
+
+
+def _mask_and_bias(attn_mask: Tensor | None, key_padding_mask: Tensor | None, q: Tensor,
+                   extra: int) -> tuple[Tensor | None, Tensor | None]:
+    """Both masks as attention takes them: a boolean mask, True visible, and a bias to add. Nothing of N by M is made,
+    unless both are floats."""
+    batch, heads = q.shape[:2]
+    mask = bias = None
+    if attn_mask is not None:
+        attn_mask = attn_mask[None, None] if attn_mask.dim() == 2 else attn_mask.unflatten(0, (batch, heads))
+        mask, bias = _sorted(attn_mask, q.dtype, extra)
+    if key_padding_mask is not None:
+        seen, added = _sorted(key_padding_mask.reshape(batch, 1, 1, -1), q.dtype, extra)
+        if mask is not None and seen is not None:
+            # Two boolean masks: the small one becomes a bias.
+            seen, added = None, torch.zeros_like(seen, dtype=q.dtype).masked_fill(~seen, -torch.inf)
+        mask = seen if mask is None else mask
+        bias = added if bias is None else bias if added is None else bias + added
+    return mask, bias
+
+
+def _sorted(hiding: Tensor, dtype: torch.dtype, extra: int) -> tuple[Tensor | None, Tensor | None]:
+    """A mask of torch.nn, where True hides, as (visible, None) or (None, bias); extra keys are visible."""
+    if hiding.dtype == torch.bool:
+        return F.pad(~hiding, (0, extra), value=True), None
+    return None, F.pad(hiding.to(dtype), (0, extra))

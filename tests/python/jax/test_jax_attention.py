@@ -1,0 +1,230 @@
+"""whet.jax.attention beside jax.nn.dot_product_attention and the oracle."""
+
+import numpy as np
+import oracle
+import pytest
+
+pytest.importorskip("jax.numpy", reason="needs jax")
+import jax
+import jax.numpy as jnp
+import whet
+from whet.jax import attention
+
+B, T, S, N, K, H = 2, 9, 11, 4, 2, 8
+
+
+def normal(*shape, seed=0, dtype=jnp.float32):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), dtype)
+
+
+def qkv(dtype=jnp.float32, heads=N, keys=S):
+    shapes = (B, T, heads, H), (B, keys, K, H), (B, keys, K, H)
+    return tuple(normal(*shape, seed=seed, dtype=dtype) for seed, shape in enumerate(shapes))
+
+
+def close(a, b, tolerance=5e-6):
+    np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=tolerance, atol=tolerance)
+
+
+BIAS = normal(B, N, T, S, seed=3)
+MASK = jnp.asarray(np.random.default_rng(4).random((B, N, T, S)) < 0.7).at[..., 0].set(True)
+LENGTHS = {"query_seq_lengths": jnp.array([9, 5]), "key_value_seq_lengths": jnp.array([7, 11])}
+
+# What is one keyword of JAX's function, and what are several.
+CASES = {
+    "plain": {}, "scale": {"scale": 0.7}, "causal": {"is_causal": True},
+    "window": {"local_window_size": 3, "is_causal": True},
+    "window pair": {"local_window_size": (8, 2)}, "bias": {"bias": BIAS}, "bias of a head": {"bias": BIAS[:1, :1]},
+    "bias without batch": {"bias": BIAS[0]}, "bias of keys": {"bias": BIAS[:, :, :1]}, "mask": {"mask": MASK},
+    "mask of keys": {"mask": MASK[:, :1, :1]}, "lengths": LENGTHS,
+    "key lengths": {"key_value_seq_lengths": jnp.array([3, 100])},
+    "query lengths": {"query_seq_lengths": jnp.array([0, 4])},
+    "all": {"bias": BIAS, "mask": MASK[:1], "scale": 0.5, "is_causal": True, "local_window_size": (9, 0), **LENGTHS},
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_gradients(case):
+    options = dict(CASES[case])
+    bias = options.pop("bias", None)
+    arrays = (*qkv(), bias)
+    argnums = (0, 1, 2) if bias is None else (0, 1, 2, 3)
+    c = normal(B, T, N, H, seed=5)
+
+    def both(function):
+        def loss(*arrays):
+            out = function(*arrays, **options)
+            return (out * c).sum(), out
+        return jax.jit(jax.grad(loss, argnums, has_aux=True))(*arrays)
+
+    (ours, out), (theirs, expected) = both(attention), both(jax.nn.dot_product_attention)
+    close(out, expected)
+    for a, b in zip(ours, theirs):
+        assert a.shape == b.shape and a.dtype == b.dtype
+        close(a, b, 2e-5)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_half_precision(dtype):
+    arrays = qkv(dtype)
+    close(attention(*arrays, is_causal=True), jax.nn.dot_product_attention(*arrays, is_causal=True), 2e-2)
+    for bias in (BIAS, BIAS.astype(dtype)):
+        close(attention(*arrays, bias), jax.nn.dot_product_attention(*arrays, bias), 2e-2)
+        gradient = jax.grad(lambda bias: attention(*arrays, bias).astype(jnp.float32).sum())(bias)
+        assert gradient.dtype == bias.dtype
+
+
+def test_double_precision():
+    """JAX's own takes the softmax in float32 even then; ours doesn't."""
+    with jax.enable_x64(True):
+        arrays = qkv(jnp.float64)
+        out, stats = attention(*arrays, is_causal=True, rule="paper", return_stats=True)
+        assert out.dtype == stats.beta.dtype == jnp.float64
+        expected, _ = oracle.attention(*(a.swapaxes(1, 2) for a in arrays), "paper", causal=True)
+        close(jnp.swapaxes(out, 1, 2), expected, 1e-12)
+
+
+@pytest.mark.parametrize("heads", [2, 4, 6])
+def test_heads_and_no_batch(heads):
+    q, k, v = qkv(heads=heads)
+    close(attention(q, k, v), jax.nn.dot_product_attention(q, k, v))
+    out, stats = attention(q[0], k[0], v[0], return_stats=True)
+    close(out, jax.nn.dot_product_attention(q[0], k[0], v[0]))
+    assert stats.beta.shape == (T, heads)
+
+
+def test_residual():
+    arrays = qkv()
+    (out, residual), (_, expected) = (f(*arrays, is_causal=True, return_residual=True)
+                                      for f in (attention, jax.nn.dot_product_attention))
+    close(residual, expected)
+    out, residual, stats = attention(*arrays, rule="paper", return_residual=True, return_stats=True)
+    close(residual, stats.log_sum_exp)
+
+
+@pytest.mark.parametrize("rule", ["paper", "target-entropy:0.5", ["none", "paper", "fixed:1.5", "log-length:4"]])
+def test_rules_agree_with_the_oracle_and_with_numpy(rule):
+    q, k, v = qkv()
+    sinks = normal(N, seed=6)
+    options = dict(rule=rule, softcap=2.0, scale=1.5)
+    out, stats = attention(q, k, v, is_causal=True, bias=BIAS, sinks=sinks, return_stats=True, **options)
+    first = [np.asarray(a.swapaxes(1, 2)) for a in (q, k, v)]
+    sides = dict(causal=True, bias=np.asarray(BIAS), sinks=np.asarray(sinks))
+    expected, _ = oracle.attention(*first, **sides, **options)
+    close(out.swapaxes(1, 2), expected, 3e-5)
+    same, numbers = whet.attention(*first, return_stats=True, **sides, **options)
+    np.testing.assert_array_equal(out.swapaxes(1, 2), same)
+    np.testing.assert_array_equal(stats.beta.swapaxes(1, 2), numbers.beta.astype(np.float32))
+
+
+@pytest.mark.parametrize("hold_beta", [False, True])
+def test_gradients_with_a_rule(hold_beta):
+    """Beside the same in JAX, float64, with and without a stop."""
+    with jax.enable_x64(True):
+        q, k, v = qkv(jnp.float64, heads=K)
+        sinks, bias = normal(K, seed=6, dtype=jnp.float64), BIAS[:1, :K].astype(jnp.float64)
+        c = normal(B, T, K, H, seed=5, dtype=jnp.float64)
+
+        def plain(q, k, v, bias, sinks):
+            x = 3.0 * jnp.tanh(jnp.einsum("btnh,bsnh->bnts", q, k) * H**-0.5 / 3.0) + bias
+            x = jnp.concatenate([x, jnp.broadcast_to(sinks[:, None, None], (*x.shape[:3], 1))], -1)
+            p = jax.nn.softmax(x)
+            beta = jnp.maximum(1.0, jnp.polyval(jnp.array(oracle.PAPER), -(p * jnp.log(p)).sum(-1, keepdims=True)))
+            beta = jax.lax.stop_gradient(beta) if hold_beta else beta
+            return jnp.einsum("bnts,bsnh->btnh", jax.nn.softmax(beta * x)[..., :-1], v)
+
+        def ours(q, k, v, bias, sinks):
+            return attention(q, k, v, bias, sinks=sinks, softcap=3.0, rule="paper", hold_beta=hold_beta)
+
+        arrays = (q, k, v, bias, sinks)
+        close(ours(*arrays), plain(*arrays), 1e-12)
+        gradients = [jax.jit(jax.grad(lambda *a, f=f: (f(*a) * c).sum(), tuple(range(5)))) for f in (ours, plain)]
+        pairs = zip(*(gradient(*arrays) for gradient in gradients))
+        for given, expected in pairs:
+            close(given, expected, 1e-9)
+
+
+def test_a_learned_scale():
+    arrays = qkv()
+    ours, theirs = (jax.grad(lambda s, f=f: f(*arrays, scale=s)[..., 0].sum())
+                    for f in (attention, jax.nn.dot_product_attention))
+    close(ours(jnp.array(0.6)), theirs(jnp.array(0.6)), 5e-5)
+
+
+def test_gradients_of_what_is_wanted_only():
+    """A constant bias costs no gradient of its size."""
+    arrays = qkv()
+    text = str(jax.make_jaxpr(jax.grad(lambda q: attention(q, *arrays[1:], BIAS).sum()))(arrays[0]))
+    assert "dquery" in text and "dkey" not in text and "dbias" not in text
+
+
+# ---- edges
+
+
+def test_rows_that_see_nothing():
+    """JAX gives the mean of all values; a row without keys has output and gradients 0 here."""
+    q, k, v = qkv()
+    mask = jnp.ones((B, 1, T, S), bool).at[:, :, 3].set(False)
+    out, stats = attention(q, k, v, mask=mask, rule="paper", return_stats=True)
+    assert (out[:, 3] == 0).all() and (stats.count[:, 3] == 0).all() and (out[:, 2] != 0).all()
+    gradients = jax.grad(lambda *a: attention(*a, mask=mask, rule="paper").sum(), (0, 1, 2))(q, k, v)
+    assert all(jnp.isfinite(g).all() for g in gradients) and (gradients[0][:, 3] == 0).all()
+
+
+def test_not_finite():
+    q, k, v = qkv()
+    mask = jnp.ones((B, 1, 1, S), bool).at[..., 5].set(False)
+    expected = attention(q, k, v, mask=mask)
+    dirty = attention(q, k.at[:, 5].set(jnp.nan), v.at[:, 5].set(jnp.inf), mask=mask)
+    np.testing.assert_array_equal(dirty, expected)
+    bias = jnp.where(mask, 0.0, -jnp.inf)
+    close(attention(q, k, v, bias), expected)
+    gradients = jax.grad(lambda *a: attention(*a, bias, rule="paper").sum(), (0, 1, 2))(q, k, v)
+    assert all(jnp.isfinite(g).all() for g in gradients)
+    assert jnp.isnan(attention(q.at[0, 0, 0, 0].set(jnp.nan), k, v)).sum() == H
+
+
+@pytest.mark.parametrize("queries, keys, batch", [(0, 3, 2), (3, 0, 2), (3, 3, 0), (0, 0, 1)])
+def test_zero_sizes(queries, keys, batch):
+    q, k = jnp.ones((batch, queries, 2, 4)), jnp.ones((batch, keys, 2, 4))
+    bias, sinks = jnp.zeros((1, 1, queries, keys)), jnp.zeros(2)
+    out, stats = attention(q, k, k, bias, sinks=sinks, rule="paper", return_stats=True)
+    assert out.shape == q.shape and (out == 0).all() and stats.beta.shape == (batch, queries, 2)
+    loss = lambda *a: attention(*a[:4], sinks=a[4], rule="paper").sum()  # noqa: E731
+    gradients = jax.grad(loss, (0, 1, 2, 3, 4))(q, k, k, bias, sinks)
+    assert [g.shape for g in gradients] == [q.shape, k.shape, k.shape, bias.shape, (2,)]
+    assert all((g == 0).all() for g in gradients)
+
+
+# ---- wrong arguments
+
+Q, KEY = np.zeros((2, 3, 4, 8), np.float32), np.zeros((2, 5, 2, 8), np.float32)
+
+
+@pytest.mark.parametrize("kind, name, arguments", [
+    (TypeError, "query", {"query": "text"}), (TypeError, "query", {"query": Q.astype(int)}),
+    (ValueError, "query", {"query": Q[0, 0]}),
+    (ValueError, "query", {"query": Q[:, :, :3]}), (ValueError, "key", {"key": KEY[0]}),
+    (ValueError, "key", {"key": KEY[:1]}),
+    (ValueError, "key", {"key": KEY[..., :4]}), (TypeError, "key", {"key": KEY.astype(np.float16)}),
+    (ValueError, "value", {"value": KEY[:, :4]}),
+    (ValueError, "value", {"value": np.zeros((2, 5, 2, 257), np.float32)}),
+    (ValueError, "bias", {"bias": np.zeros((3, 4), np.float32)}), (TypeError, "bias", {"bias": np.zeros((3, 5), bool)}),
+    (ValueError, "bias", {"bias": np.zeros((1, 1, 1, 3, 5), np.float32)}),
+    (TypeError, "mask", {"mask": np.zeros((3, 5))}),
+    (ValueError, "mask", {"mask": np.ones((2, 5), bool)}), (TypeError, "scale", {"scale": "1"}),
+    (ValueError, "scale", {"scale": np.inf}), (TypeError, "is_causal", {"is_causal": 1}),
+    (TypeError, "query_seq_lengths", {"query_seq_lengths": [1.0, 2.0]}),
+    (ValueError, "query_seq_lengths", {"query_seq_lengths": [1]}),
+    (ValueError, "key_value_seq_lengths", {"key_value_seq_lengths": [1, 2, 3]}),
+    (TypeError, "local_window_size", {"local_window_size": (1, 2, 3)}),
+    (ValueError, "local_window_size", {"local_window_size": -1}),
+    (ValueError, "implementation", {"implementation": "cudnn"}), (ValueError, "softcap", {"softcap": -1}),
+    (ValueError, "sinks", {"sinks": np.zeros(3, np.float32)}), (TypeError, "sinks", {"sinks": [1, 2, 3, 4]}),
+    (ValueError, "rule", {"rule": ["paper"]}),
+    (ValueError, "rule", {"rule": "sharp"}), (TypeError, "rule", {"rule": 1}),
+    (TypeError, "return_stats", {"return_stats": None}), (TypeError, "hold_beta", {"hold_beta": 0})])
+def test_wrong_arguments(kind, name, arguments):
+    with pytest.raises(kind) as caught:
+        attention(**{"query": Q, "key": KEY, "value": KEY, **arguments})
+    assert str(caught.value).startswith((f"{name}:", f"{name} ")), caught.value

@@ -1,0 +1,182 @@
+"""whet.torch.attention against F.scaled_dot_product_attention, over what torch's own tests of it cover."""
+
+import itertools
+
+import numpy as np
+import oracle
+import pytest
+
+torch = pytest.importorskip("torch", minversion="2.4")
+import whet
+from torch.nn.functional import scaled_dot_product_attention
+from whet.torch import attention
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+
+
+def inputs(batch=(2,), heads=4, key_heads=None, queries=5, keys=9, size=8, value_size=None, dtype=torch.float32):
+    key_heads, value_size = key_heads or heads, value_size or size
+    shapes = ((*batch, heads, queries, size), (*batch, key_heads, keys, size), (*batch, key_heads, keys, value_size))
+    return [torch.randn(shape, dtype=dtype, requires_grad=True) for shape in shapes]
+
+
+def same_as_torch(given, attn_mask=None, **options):
+    """Output and every gradient."""
+    dtype = given[0].dtype
+    results = []
+    for function in (attention, scaled_dot_product_attention):
+        tensors = [t.detach().clone().requires_grad_() for t in given]
+        mask = attn_mask
+        if attn_mask is not None and attn_mask.requires_grad:
+            mask = attn_mask.detach().clone().requires_grad_()
+            tensors.append(mask)
+        out = function(*tensors[:3], mask, **options)
+        out.backward(torch.ones_like(out).cumsum(-1) / out.shape[-1])
+        results.append([out, *(t.grad for t in tensors)])
+    for found, expected in zip(*results):
+        assert found.dtype == expected.dtype and found.shape == expected.shape
+        torch.testing.assert_close(found, expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("batch, queries, keys, size", [
+    ((2,), 5, 9, 8), ((1,), 1, 17, 16), ((3,), 16, 16, 64), ((2,), 33, 7, 3), ((), 4, 6, 8), ((2, 3), 4, 6, 8),
+    ((1,), 70, 300, 32), ((2, 1, 2), 3, 3, 5)])
+def test_shapes_and_dtypes(batch, queries, keys, size, dtype):
+    given = inputs(batch, 2, queries=queries, keys=keys, size=size, dtype=dtype)
+    for is_causal, scale in itertools.product((False, True), (None, 0.3)):
+        same_as_torch(given, is_causal=is_causal, scale=scale)
+
+
+def test_two_dimensions():
+    given = [torch.randn(n, 8, requires_grad=True) for n in (4, 6, 6)]
+    same_as_torch(given)
+    same_as_torch(given, torch.rand(4, 6) < 0.8)
+    out, stats = attention(*given, return_stats=True)
+    assert out.shape == (4, 8) and stats.count.shape == (4,)
+
+
+MASKS = [(2, 4, 5, 9), (2, 1, 5, 9), (1, 4, 1, 9), (2, 1, 1, 9), (5, 9), (1, 9), (4, 5, 9)]
+
+
+@pytest.mark.parametrize("shape", MASKS)
+@pytest.mark.parametrize("kind", ["bool", "float", "float with gradient"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_masks(shape, kind, dtype):
+    mask = torch.rand(shape) < 0.7
+    mask[..., 0] = True  # no row that sees nothing: torch gives NaN there
+    if kind != "bool":
+        mask = torch.randn(shape, dtype=dtype).masked_fill(~mask, -torch.inf)
+        mask.requires_grad_(kind != "float")
+    same_as_torch(inputs(dtype=dtype), mask)
+
+
+def test_mask_with_more_leading_dimensions():
+    given = inputs((2, 3), 2, queries=4, keys=6)
+    for shape in [(4, 6), (1, 1, 2, 4, 6), (2, 3, 2, 4, 6), (2, 1, 1, 4, 6), (3, 2, 4, 6)]:
+        same_as_torch(given, torch.randn(shape, requires_grad=True))
+
+
+@pytest.mark.parametrize("key_heads", [1, 2, 4])
+def test_grouped_heads(key_heads):
+    same_as_torch(inputs(key_heads=key_heads), enable_gqa=True)
+    same_as_torch(inputs(key_heads=key_heads), torch.rand(5, 9) < 0.9, enable_gqa=True)
+
+
+def test_leading_dimensions_broadcast():
+    q, k, v = inputs()
+    same_as_torch([q, k[:1], v[:1]])
+    same_as_torch([q[:1], k, v])
+    same_as_torch([q, k[:, :1], v[:, :1]])
+    same_as_torch([q, k[0], v[0]])
+
+
+def test_grouped_heads_have_to_be_asked_for():
+    given = inputs(key_heads=2)
+    with pytest.raises(ValueError, match="enable_gqa"):
+        attention(*given)
+    with pytest.raises(ValueError, match="^key"):
+        attention(*inputs(key_heads=3), enable_gqa=True)
+
+
+def test_sizes_of_values():
+    same_as_torch(inputs(value_size=3))
+    same_as_torch(inputs(value_size=24), is_causal=True)
+
+
+def test_layouts():
+    """(B, N, H, D) in memory, expanded and negated: the bits of contiguous ones."""
+    q, k, v = (t.detach() for t in inputs())
+    expected = attention(q, k, v, rule="paper")
+    joined = [t.transpose(1, 2).contiguous().transpose(1, 2) for t in (q, k, v)]
+    assert torch.equal(attention(*joined, rule="paper"), expected)
+    negated = torch.complex(q, -q).conj().imag
+    assert negated.is_neg() and torch.equal(attention(negated, k, v, rule="paper"), expected)
+    one = k[:, :1].expand(-1, 4, -1, -1)
+    assert torch.equal(attention(q, one, v), attention(q, one.contiguous(), v))
+    out = attention(q, k, v)
+    assert out.transpose(1, 2).is_contiguous(), "joining heads copies nothing"
+
+
+@pytest.mark.parametrize("sizes", [{"batch": (0,)}, {"queries": 0}, {"keys": 0}])
+def test_zero_sizes(sizes):
+    given = inputs(**sizes)
+    out = attention(*given, rule="paper")
+    out.sum().backward()
+    assert (out == 0).all() and all((t.grad == 0).all() for t in given)
+    assert torch.equal(attention(*(t.detach() for t in given)), out.detach())
+
+
+def test_rows_that_see_nothing_give_zero():
+    """torch gives NaN in some of its ways to compute and 0 in others."""
+    given = inputs()
+    mask = torch.ones(5, 9, dtype=torch.bool)
+    mask[2] = False
+    out = attention(*given, mask, rule="paper")
+    out.sum().backward()
+    assert (out[:, :, 2] == 0).all() and (given[0].grad[:, :, 2] == 0).all()
+    assert all(t.grad.isfinite().all() for t in given)
+
+
+@pytest.mark.parametrize("rule", oracle.RULES)
+@pytest.mark.parametrize("options", [
+    {}, {"causal": True, "align": "end"}, {"window": (2, 1)}, {"softcap": 3.0, "scale": 0.7}, {"lengths": [9, 4]},
+    {"sinks": [0.5, -1.0, 0.0, 2.0]}])
+def test_rules_and_keywords(rule, options):
+    q, k, v = inputs(key_heads=2, dtype=torch.float64)
+    expected, _ = oracle.attention(*(t.detach().numpy() for t in (q, k, v)), rule, **options)
+    ours = {("is_causal" if name == "causal" else name): torch.tensor(value) if isinstance(value, list) else value
+            for name, value in options.items()}
+    if "sinks" in ours:
+        ours["sinks"] = ours["sinks"].double()
+    for given in ([q, k, v], [t.detach() for t in (q, k, v)]):
+        out, stats = attention(*given, rule=rule, enable_gqa=True, return_stats=True, **ours)
+        np.testing.assert_allclose(out.detach(), expected, atol=2e-5)
+        assert stats.beta.shape == (2, 4, 5) and not stats.beta.requires_grad
+
+
+def test_a_rule_a_head():
+    q, k, v = inputs()
+    rules = ["paper", whet.Fixed(2), None, "ssmax:0.5"]
+    out = attention(q, k, v, rule=rules)
+    for head, rule in enumerate(rules):
+        alone = attention(*(t[:, head : head + 1] for t in (q, k, v)), rule=rule)
+        torch.testing.assert_close(out[:, head : head + 1], alone)
+
+
+def test_stats_are_those_of_the_weights():
+    q, k, v = inputs()
+    _, stats = attention(q, k, v, is_causal=True, align="end", return_stats=True)
+    assert stats.count[0, 0].tolist() == [5, 6, 7, 8, 9]
+    logits = (q @ k.mT / 8**0.5).masked_fill(~torch.ones(5, 9).tril(4).bool(), -torch.inf)
+    p = torch.softmax(logits.detach().double(), -1)
+    torch.testing.assert_close(stats.entropy, torch.special.entr(p).sum(-1), atol=1e-5, rtol=1e-5)
+    assert all(field.dtype == torch.float64 for field in stats)
+
+
+def test_lengths_of_other_integers_and_one_a_row():
+    q, k, v = inputs()
+    lengths = torch.tensor([9, 4], dtype=torch.int32)
+    expected = attention(q, k, v, lengths=lengths)
+    rows = lengths[:, None, None].expand(2, 4, 5)
+    torch.testing.assert_close(attention(q, k, v, lengths=rows), expected)

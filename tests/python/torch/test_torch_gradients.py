@@ -1,0 +1,131 @@
+"""Gradients against differences in float64, for every rule."""
+
+import oracle
+import pytest
+
+torch = pytest.importorskip("torch", minversion="2.4")
+from whet.torch import attention, softmax
+
+# Targets are met within 2e-6: a difference over 1e-3 sees that.
+STEPS = {"target": {"eps": 1e-3, "atol": 1e-2, "rtol": 1e-2}, "": {"eps": 1e-6, "atol": 1e-6, "rtol": 1e-4}}
+
+
+def gradcheck(function, rule, *given):
+    steps = STEPS["target" if rule.startswith("target") else ""]
+    assert torch.autograd.gradcheck(function, given, **steps)
+
+
+def float64(*shape):
+    return torch.randn(shape, dtype=torch.float64, requires_grad=True)
+
+
+@pytest.fixture(autouse=True)
+def seed():
+    torch.manual_seed(0)
+
+
+@pytest.mark.parametrize("rule", oracle.RULES)
+def test_softmax(rule):
+    gradcheck(lambda x: softmax(x, 0, rule=rule), rule, float64(6, 2))
+    where = torch.tensor([True, True, False, True, True])
+    gradcheck(lambda x: softmax(x, rule=rule, where=where), rule, float64(2, 5))
+
+
+@pytest.mark.parametrize("rule", oracle.RULES)
+def test_attention(rule):
+    gradcheck(lambda q, k, v: attention(q, k, v, rule=rule, is_causal=True, enable_gqa=True), rule,
+              float64(1, 2, 3, 4), float64(1, 1, 5, 4), float64(1, 1, 5, 2))
+
+
+@pytest.mark.parametrize("rule", oracle.RULES)
+def test_attention_with_masks_bias_and_sinks(rule):
+    def function(q, k, v, bias, sinks):
+        return attention(q, k, v, bias, rule=rule, sinks=sinks, softcap=2.0, window=(2, 1), align="end",
+                         lengths=torch.tensor([5, 4]))
+
+    gradcheck(function, rule, float64(2, 2, 3, 4), float64(2, 2, 5, 4), float64(2, 2, 5, 3), float64(1, 2, 3, 5),
+              float64(2))
+    mask = torch.rand(3, 5) < 0.7
+    gradcheck(lambda q, k, v: attention(q, k, v, mask, rule=rule), rule, float64(2, 3, 4), float64(2, 5, 4),
+              float64(2, 5, 3))
+
+
+@pytest.mark.parametrize("rule", ["paper", "target-entropy:0.5", "target-peak:0.7", "fixed:2"])
+def test_beta_held(rule):
+    """The gradient at a fixed beta, which is what that beta gives as a rule of its own."""
+    x = float64(1, 6)
+    beta = softmax(x, rule=rule, return_stats=True)[1].beta.item()
+    dout = torch.randn(1, 6, dtype=torch.float64)
+    held, = torch.autograd.grad(softmax(x, rule=rule, hold_beta=True), x, dout)
+    fixed, = torch.autograd.grad(softmax(x, rule=f"fixed:{beta!r}"), x, dout)
+    torch.testing.assert_close(held, fixed, atol=1e-9, rtol=1e-7)
+    through, = torch.autograd.grad(softmax(x, rule=rule), x, dout)
+    assert rule == "fixed:2" or not torch.allclose(through, held, atol=1e-6)
+
+    q, k, v = float64(1, 1, 1, 3), float64(1, 1, 6, 3), float64(1, 1, 6, 2)
+    beta = attention(q, k, v, rule=rule, return_stats=True)[1].beta.item()
+    held = torch.autograd.grad(attention(q, k, v, rule=rule, hold_beta=True).sum(), (q, k, v))
+    fixed = torch.autograd.grad(attention(q, k, v, rule=f"fixed:{beta!r}").sum(), (q, k, v))
+    torch.testing.assert_close(held, fixed, atol=1e-9, rtol=1e-7)
+
+
+def test_only_what_is_asked_for():
+    """Frozen inputs get no gradient, and don't change those of the others."""
+    given = [float64(1, 2, 3, 4), float64(1, 2, 5, 4), float64(1, 2, 5, 3), float64(3, 5), float64(2)]
+
+    def out(*tensors):
+        q, k, v, bias, sinks = tensors
+        return attention(q, k, v, bias, sinks=sinks, rule="paper").square().sum()
+
+    every = torch.autograd.grad(out(*given), given)
+    for i, tensor in enumerate(given):
+        alone = [t if t is tensor else t.detach() for t in given]
+        torch.testing.assert_close(torch.autograd.grad(out(*alone), tensor)[0], every[i], atol=1e-12, rtol=1e-12)
+
+
+def test_no_second_gradient():
+    x, q = float64(2, 5), float64(1, 1, 3, 4)
+    for out, given in ((softmax(x, rule="paper"), x), (attention(q, q, q), q)):
+        gradient, = torch.autograd.grad(out.square().sum(), given, create_graph=True)
+        with pytest.raises(RuntimeError, match="can be differentiated once"):
+            gradient.sum().backward()
+
+
+def test_no_forward_mode():
+    x = torch.randn(2, 5)
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        with pytest.raises(NotImplementedError, match="jvp"):
+            softmax(dual)
+
+
+def test_changed_inputs_are_noticed():
+    x = torch.randn(2, 5, requires_grad=True)
+    y = x * 1
+    out = softmax(y)
+    y.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+def test_16_bits_and_expanded_gradients():
+    for dtype in (torch.bfloat16, torch.float16):
+        q, k, v = (torch.randn(1, 2, 4, 8, dtype=dtype, requires_grad=True) for _ in range(3))
+        attention(q, k, v, torch.zeros(4, 4), rule="paper").sum().backward()
+        assert all(t.grad.dtype == dtype and t.grad.isfinite().all() for t in (q, k, v))
+
+
+def test_lazily_negated_inputs_and_gradients():
+    """Views that negate when they are read: the memory under them has the other sign."""
+    def negated(x):
+        return torch.complex(torch.zeros_like(x), -x).conj().imag
+
+    x, dout = float64(2, 5), torch.randn(2, 5, dtype=torch.float64)
+    assert negated(x).is_neg()
+    expected, = torch.autograd.grad(softmax(x, rule="paper"), x, dout)
+    found, = torch.autograd.grad(softmax(negated(x), rule="paper"), x, negated(dout))
+    torch.testing.assert_close(found, expected)
+    q = float64(1, 2, 3, 4)
+    expected, = torch.autograd.grad(attention(q, q, q, rule="paper").sum(), q)
+    found, = torch.autograd.grad(attention(negated(q), q, negated(q), rule="paper").sum(), q)
+    torch.testing.assert_close(found, expected)
