@@ -8,6 +8,8 @@ JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 600
 VENV := build/venv
 BENCH_VENV := build/bench-venv
+PYTEST := $(VENV)/bin/python -m pytest -q -p no:cacheprovider
+JAX_TESTS := tests/python/jax tests/python/test_docs.py
 # Warnings stop the build in CI only: a newer compiler's new warning must not stop a user's.
 WERROR := $(if $(CI),ON,OFF)
 
@@ -32,13 +34,14 @@ test: release asan clang python  ## Run every test: C++, sanitizers, fuzzers, co
 	@echo "== C++ tests, AddressSanitizer and UndefinedBehaviorSanitizer"; ctest --preset asan -j $(JOBS)
 	@echo "== C++ tests and short fuzzing, clang"; ctest --preset clang -j $(JOBS)
 	@echo "== Format"; $(MAKE) --no-print-directory format-check
-	@echo "== Command line, installed packages, Python, documents"
-	@WHET_BUILD=$(CURDIR)/build/release $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests
+	@echo "== Command line, installed packages, Python"
+	@WHET_BUILD=$(CURDIR)/build/release $(PYTEST) tests $(addprefix --ignore=,$(JAX_TESTS))
+	@echo "== JAX, documents"  # a process of their own: a process with JAX in it must not fork, and the others do
+	@$(PYTEST) $(JAX_TESTS)
 	@echo "== Command line again, with sanitizers"
-	@WHET_BUILD=$(CURDIR)/build/asan $(VENV)/bin/python -m pytest -q -p no:cacheprovider tests/cli
+	@WHET_BUILD=$(CURDIR)/build/asan $(PYTEST) tests/cli
 	@echo "== Python arguments again, with sanitizers"
-	@tools/with-sanitizers.sh build/asan $(VENV)/bin/python -m pytest -q -p no:cacheprovider \
-	  tests/python/test_arguments.py tests/python/test_random.py
+	@tools/with-sanitizers.sh build/asan $(PYTEST) tests/python/test_arguments.py tests/python/test_random.py
 
 bench: bench-rows bench-attention bench-python  ## Compare with torch and JAX (own virtual environments, about twenty minutes)
 
