@@ -196,18 +196,10 @@ const char* text_of_code(std::int64_t dtype_code) {
 
 whet::ConstView view_of(nb::handle object, const char* name) { return view_of(array_of(object, name), name); }
 
-whet::ConstView view_if_given(nb::handle object, const char* name) {
-  return object.is_none() ? whet::ConstView() : view_of(object, name);
-}
-
 whet::View written_view_of(nb::handle object, const char* name) {
   const Array a = array_of(object, name);
   check_writable(a, name);
   return view_of(a, name);
-}
-
-whet::View written_view_if_given(nb::handle object, const char* name) {
-  return object.is_none() ? whet::View() : written_view_of(object, name);
 }
 
 Block block_of(nb::handle object, std::int64_t dtype_code, std::size_t record, bool written,

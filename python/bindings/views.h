@@ -20,11 +20,8 @@ namespace whet_python {
 // Beyond whet::DType: what lists of lengths, places and states are made of.
 inline constexpr std::int64_t kInt64 = 5;
 
-// Optional ones: None gives a view without data, which means "not given".
 whet::ConstView view_of(nb::handle object, const char* name);
-whet::ConstView view_if_given(nb::handle object, const char* name);
 whet::View written_view_of(nb::handle object, const char* name);
-whet::View written_view_if_given(nb::handle object, const char* name);
 
 // A contiguous block, whatever its axes.
 struct Block {

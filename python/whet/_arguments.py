@@ -31,6 +31,8 @@ def array(values: Any, name: str) -> np.ndarray:
         return np.asarray(values)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{name}: {error}") from None
+    except RuntimeError as error:  # a tensor that won't be an array
+        raise TypeError(f"{name}: {error}") from None
 
 
 def floats(values: Any, name: str) -> np.ndarray:
@@ -50,6 +52,8 @@ def integers(values: Any, name: str) -> np.ndarray | None:
 
 
 def integer(value: Any, name: str) -> int:
+    if type(value) is int:
+        return value
     try:
         return value.__index__()
     except (AttributeError, TypeError):

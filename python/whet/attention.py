@@ -133,7 +133,7 @@ def attention_backward(q: Any, k: Any, v: Any, dout: Any, *, stats: Stats | None
     dq, dk, dv, dbias, dsinks = gradients
     dq, dk, dv = _four_axes(dq=dq, dk=dk, dv=dv)
     call(_core.attention_backward, _NAMES, *_four_axes(q=q, k=k, v=v, dout=dout), dq=dq, dk=dk, dv=dv, dbias=dbias,
-         dsinks=dsinks, stats=buffer_of(stats), hold_beta=hold_beta, **options)
+         dsinks=dsinks, stats=buffer_of(stats, q.shape[:-1]), hold_beta=hold_beta, **options)
     return gradients if dbias is None else gradients._replace(dbias=dbias.reshape(np.shape(bias)))
 
 
@@ -177,7 +177,7 @@ def _side(values: Any, q: np.ndarray, axes: int, name: str) -> np.ndarray | None
     if values is None:
         return None
     given = floats(values, name)
-    if not hasattr(values, "dtype") and given.dtype.kind == "f":
+    if getattr(values, "dtype", given.dtype).kind in "iub" or not hasattr(values, "dtype") and given.dtype.kind == "f":
         given = given.astype(np.float64 if q.dtype == np.float64 else np.float32)
     return with_axes(given, axes, name)
 
@@ -189,6 +189,8 @@ def _wanted(q: np.ndarray, k: np.ndarray, weight_rows: Any, top_k: int, column_s
     keys = k.shape[-2:-1]
     if weight_rows is not None:
         rows = integers(weight_rows, "weight_rows")
+        if rows.ndim != 2 or rows.shape[1] != 3:
+            raise ValueError(f"weight_rows: its shape is {rows.shape}, must be (R, 3): batch, head, query of each row")
         wanted.update(weight_rows=rows, weights=np.empty((rows.size // 3, *keys), q.dtype))
     top_k = integer(top_k, "top_k")
     if not 0 <= top_k < 2**31:

@@ -41,7 +41,7 @@ def horizon(spread: Any, weight: Any) -> np.ndarray:
     >>> float(whet.horizon(spread=6.0, weight=0.5).round(1))
     404.4
     """
-    spread, weight = floats(spread, "spread"), floats(weight, "weight")
+    spread, weight = _doubles(spread, "spread"), _doubles(weight, "weight")
     if not np.all(spread >= 0):
         raise ValueError("spread: must be 0 or more")
     if not np.all((weight > 0) & (weight <= 1)):
@@ -60,9 +60,13 @@ def largest_weight(keys: Any, spread: Any) -> np.ndarray:
     >>> float(whet.largest_weight(keys=1000, spread=6.0).round(3))
     0.288
     """
-    keys, spread = floats(keys, "keys"), floats(spread, "spread")
+    keys, spread = _doubles(keys, "keys"), _doubles(spread, "spread")
     if not np.all(keys >= 1):
         raise ValueError("keys: must be 1 or more")
     if not np.all(spread >= 0):
         raise ValueError("spread: must be 0 or more")
     return 1 / (1 + (keys - 1) * np.exp(-spread))
+
+
+def _doubles(values: Any, name: str) -> np.ndarray:
+    return floats(values, name).astype(np.float64, copy=False)

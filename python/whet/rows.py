@@ -87,10 +87,11 @@ def softmax_backward(x: Any, dout: Any, axis: int = -1, rule: RuleLike = None, w
     array([ 0.197, -0.197])
     """
     x, dout = floats(x, "x"), floats(dout, "dout")
+    axis = integer(axis, "axis")
     if out is None:
         out = np.empty_like(x, subok=False)
-    call(_core.softmax_backward, _OF_BACKWARD, x, dout, out, axis=integer(axis, "axis"), rule=rule_name(rule),
-         mask=booleans(where, x.ndim, "where"), lengths=integers(lengths, "lengths"), stats=buffer_of(stats),
+    call(_core.softmax_backward, _OF_BACKWARD, x, dout, out, axis=axis, rule=rule_name(rule),
+         mask=booleans(where, x.ndim, "where"), lengths=integers(lengths, "lengths"), stats=buffer_of(stats, _rows_of(x, axis)),
          hold_beta=hold_beta, threads=threads)
     return out
 

@@ -42,6 +42,12 @@ def stats_of(buffer: np.ndarray) -> Stats:
     return Stats(*(buffer[..., i] for i in range(len(Stats._fields))))
 
 
-def buffer_of(stats: Stats | None) -> np.ndarray | None:
-    """The other way; this copies, ten numbers a row."""
-    return None if stats is None else np.stack(stats, axis=-1, dtype=np.float64)
+def buffer_of(stats: Stats | None, rows: tuple[int, ...]) -> np.ndarray | None:
+    """The other way, for stats of these rows; this copies, ten numbers a row."""
+    if stats is None:
+        return None
+    if not isinstance(stats, Stats):
+        raise TypeError(f"stats: is a {type(stats).__name__}, must be the Stats that the forward function returned")
+    if np.shape(stats.beta) != rows:
+        raise ValueError(f"stats: are of rows {np.shape(stats.beta)}, must be of those of this call, {rows}")
+    return np.stack(stats, axis=-1, dtype=np.float64)

@@ -234,3 +234,22 @@ def test_records_of_the_wrong_kind(x):
     refused(TypeError, "stats", _core.softmax, x, out, stats=np.empty((4, 10), np.float32))
     refused(TypeError, "lengths", _core.softmax, x, out, lengths=np.ones(4, np.int32))
     refused(TypeError, "colour", _core.softmax, x, out, colour="red")
+
+
+def test_rows_of_weights_are_triples(rng):
+    q = rng.normal(size=(1, 2, 3, 4))
+    with pytest.raises(ValueError, match=r"^weight_rows: its shape is \(3, 2\), must be \(R, 3\)"):
+        whet.attention(q, q, q, weight_rows=[[0, 0], [1, 0], [0, 1]])
+
+
+def test_stats_belong_to_the_rows(rng):
+    x = rng.normal(size=(4, 6))
+    _, stats = whet.softmax(x, axis=0, rule="paper", return_stats=True)
+    with pytest.raises(ValueError, match=r"^stats: are of rows \(6,\), must be of those of this call, \(4,\)"):
+        whet.softmax_backward(x, x, rule="paper", stats=stats)
+    with pytest.raises(TypeError, match="^stats: is a int"):
+        whet.softmax_backward(x, x, stats=3)
+
+
+def test_horizon_of_small_types():
+    assert whet.horizon(np.float16(12), np.float16(0.5)) == pytest.approx(1 + np.exp(12.0))

@@ -68,6 +68,8 @@ def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = No
     query, key, value = _four_axes(query=query, key=key, value=value)
     _check_heads(query, key, value)
     if isinstance(scale, jax.Array):
+        if scale.ndim > 0:
+            raise ValueError(f"scale: its shape is {scale.shape}, must be a number")
         query, scale = (query * scale).astype(query.dtype), 1.0
     if implementation not in (None, "xla"):
         raise ValueError(f"implementation: is {implementation!r}, must be None or 'xla': whet.jax runs on CPUs")
@@ -264,7 +266,7 @@ def _lengths(lengths: Any, batch: int, name: str) -> jax.Array | None:
         raise TypeError(f"{name}: its dtype is {lengths.dtype}, must be integers")
     if lengths.shape != (batch,):
         raise ValueError(f"{name}: its shape is {lengths.shape}, must be one a batch entry, ({batch},)")
-    return lengths.astype(jnp.int32)
+    return jnp.clip(lengths, 0, 2**31 - 1).astype(jnp.int32)
 
 
 def _window(window: Any) -> tuple[int, int]:

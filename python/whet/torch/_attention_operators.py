@@ -15,12 +15,13 @@ from torch import Tensor
 
 from whet import _core
 from whet._arguments import call
-from whet.torch._tensors import door, goes_directly, mapped_first, saved_stats, stats_buffer, watched
+from whet.torch._tensors import door, goes_directly, mapped_first, saved_stats, stats_buffer, transforming, watched
 
 # The extension's words for the arguments of whet.torch.attention.
 _NAMES = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask", "bias": "attn_mask", "causal": "is_causal",
           "window_left": "window", "window_right": "window", "head_rules": "rule", "dout": "grad"}
 
+_SINKS = 5  # their place among the tensors
 _INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? bias, Tensor? sinks, Tensor? lengths"
 _OPTIONS = ("str[] rule, float? scale, bool causal, str align, SymInt window_left, SymInt window_right, "
             "float softcap, bool hold_beta")
@@ -76,7 +77,9 @@ def forward(query: Tensor, key: Tensor, value: Tensor, sides: tuple[Tensor | Non
 
 def attention(*arguments: Any) -> Any:
     """The operator, recorded by an autograd.Function where nobody watches: quicker, and what torch.func asks for."""
-    return torch.ops.whet.attention(*arguments) if watched() else _Attention.apply(*arguments)
+    if watched():
+        return torch.ops.whet.attention(*arguments)
+    return (_Attention if transforming() else _RecordedAttention).apply(*arguments)
 
 
 def attention_backward(*arguments: Any) -> Any:
@@ -116,6 +119,8 @@ def _attention_backward(dout: Tensor, query: Tensor, key: Tensor, value: Tensor,
     asked = {name: door(gradient)
              for name, gradient, want in zip(("dq", "dk", "dv", "dbias", "dsinks"), gradients, wanted) if want}
     *options, hold_beta = options
+    stats = stats.contiguous()  # as they were, unless hooks on saved tensors moved them
+    lengths = lengths if lengths is None else lengths.contiguous()
     call(_core.attention_backward, _NAMES, door(query), door(key), door(value), door(dout),
          stats=door(saved_stats(stats)), hold_beta=hold_beta, **asked,
          **_options(mask, bias, sinks, lengths, *options))
@@ -197,9 +202,8 @@ def _batch_of(query: Tensor, axis: int | None) -> int:
 
 def _all_folded(size: int, batch: int, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> list[Tensor | None]:
     """The seven tensors; sinks stay as they are."""
-    query, key, value, mask, bias, _, lengths = (
-        _folded(tensor, axis, size, batch) for tensor, axis in zip(arguments[:7], in_dims))
-    return [query, key, value, mask, bias, arguments[5], lengths]
+    return [tensor if place == _SINKS else _folded(tensor, axis, size, batch)
+            for place, (tensor, axis) in enumerate(zip(arguments[:7], in_dims))]
 
 
 torch.library.impl("whet::attention", "CPU", _attention)
@@ -212,14 +216,27 @@ torch.library.register_vmap("whet::attention", _attention_mapped)
 torch.library.register_vmap("whet::attention_backward", _attention_backward_mapped)
 
 
-class _Attention(torch.autograd.Function):
-    @staticmethod
-    def forward(*arguments: Any) -> Any:
-        return (_attention if goes_directly(arguments[:7]) else torch.ops.whet.attention)(*arguments)
+def _run(*arguments: Any) -> Any:
+    return (_attention if goes_directly(arguments[:7]) else torch.ops.whet.attention)(*arguments)
 
+
+class _Attention(torch.autograd.Function):
+    forward = staticmethod(_run)
     setup_context = staticmethod(_setup)
     backward = staticmethod(_gradient)
     vmap = staticmethod(_attention_mapped)
+
+
+class _RecordedAttention(torch.autograd.Function):
+    """The same in the form that torch.func doesn't take, and that costs half."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        output = _run(*arguments)
+        _setup(ctx, arguments, output)
+        return output
+
+    backward = staticmethod(_gradient)
 
 
 class _AttentionBackward(torch.autograd.Function):

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from whet import _core
 from whet._arguments import call
-from whet.torch._tensors import door, goes_directly, mapped_first, saved_stats, stats_buffer, watched
+from whet.torch._tensors import door, goes_directly, mapped_first, saved_stats, stats_buffer, transforming, watched
 
 # The extension's words for the arguments of whet.torch.softmax.
 _NAMES = {"in": "input", "mask": "where", "axis": "dim", "dout": "grad"}
@@ -27,7 +27,9 @@ def forward(input: Tensor, dim: int, rule: str, where: Tensor | None, stats: Ten
 
 def softmax(*arguments: Any) -> Any:
     """The operator, recorded by an autograd.Function where nobody watches: quicker, and what torch.func asks for."""
-    return torch.ops.whet.softmax(*arguments) if watched() else _Softmax.apply(*arguments)
+    if watched():
+        return torch.ops.whet.softmax(*arguments)
+    return (_Softmax if transforming() else _RecordedSoftmax).apply(*arguments)
 
 
 def softmax_backward(*arguments: Any) -> Any:
@@ -66,6 +68,7 @@ def _softmax_shapes(input: Tensor, dim: int, rule: str, where: Tensor | None, wi
 def _softmax_backward(dout: Tensor, input: Tensor, stats: Tensor, where: Tensor | None, dim: int, rule: str,
                       hold_beta: bool) -> Tensor:
     dinput = torch.empty_like(input, memory_format=torch.contiguous_format)
+    stats = stats.contiguous()  # as it was, unless hooks on saved tensors moved it
     call(_core.softmax_backward, _NAMES, door(input), door(dout), door(dinput), axis=dim, rule=rule, mask=door(where),
          stats=door(saved_stats(stats)), hold_beta=hold_beta)
     return dinput
@@ -119,14 +122,27 @@ torch.library.register_vmap("whet::softmax", _softmax_mapped)
 torch.library.register_vmap("whet::softmax_backward", _softmax_backward_mapped)
 
 
-class _Softmax(torch.autograd.Function):
-    @staticmethod
-    def forward(*arguments: Any) -> Any:
-        return (_softmax if goes_directly((arguments[0], arguments[3])) else torch.ops.whet.softmax)(*arguments)
+def _run(*arguments: Any) -> Any:
+    return (_softmax if goes_directly((arguments[0], arguments[3])) else torch.ops.whet.softmax)(*arguments)
 
+
+class _Softmax(torch.autograd.Function):
+    forward = staticmethod(_run)
     setup_context = staticmethod(_setup)
     backward = staticmethod(_gradient)
     vmap = staticmethod(_softmax_mapped)
+
+
+class _RecordedSoftmax(torch.autograd.Function):
+    """The same in the form that torch.func doesn't take, and that costs half."""
+
+    @staticmethod
+    def forward(ctx: Any, *arguments: Any) -> Any:
+        output = _run(*arguments)
+        _setup(ctx, arguments, output)
+        return output
+
+    backward = staticmethod(_gradient)
 
 
 class _SoftmaxBackward(torch.autograd.Function):

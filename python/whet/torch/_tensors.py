@@ -8,16 +8,27 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from whet import _core
+from whet.stats import Stats
+
 # The extension's numbers for element types.
 _CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.bool: 4, torch.int64: 5}
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
-STATS = 10  # numbers a row
+STATS = len(Stats._fields)  # numbers a row
 
 
 def door(tensor: Tensor | None) -> tuple[Any, ...] | None:
     """A tensor as the extension takes it: by address. Whoever calls keeps it alive."""
     return None if tensor is None else (tensor.data_ptr(), _CODES[tensor.dtype], tensor.shape, tensor.stride())
+
+
+def settled(rule: str) -> str:
+    """The name of a rule without a file, so that backward can't find another one there. Compilers can't look into that:
+    what they make reads the file when it runs."""
+    if rule.startswith("polynomial:") and not torch.compiler.is_compiling():
+        return _core.rule_parts(rule)[1]
+    return rule
 
 
 def check(tensor: Any, name: str, dtypes: Sequence[torch.dtype] = FLOATS) -> None:
@@ -63,9 +74,14 @@ def watched() -> bool:
             or torch._C._get_tracing_state() is not None)
 
 
+def transforming() -> bool:
+    """Whether a transform of torch.func or forward-mode differentiation is at work."""
+    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+
+
 def goes_directly(tensors: Iterable[Tensor | None]) -> bool:
     """Whether torch need not see a call: it has nothing to record, trace or transform. Saves most of a small call."""
-    if watched() or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+    if watched() or transforming():
         return False
     recording = torch.is_grad_enabled()
     for tensor in tensors:

@@ -13,7 +13,7 @@ from whet._arguments import flag, integer
 from whet.rules import RuleLike, rule_names
 from whet.stats import Stats
 from whet.torch import _attention_operators
-from whet.torch._tensors import FLOATS, check, check_place, goes_directly, stats_buffer, wants_gradient
+from whet.torch._tensors import FLOATS, check, check_place, goes_directly, settled, stats_buffer, wants_gradient
 
 _INTEGERS = (torch.int64, torch.int32)
 
@@ -71,10 +71,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
     _check(*given)
     if dropout_p != 0:
         raise ValueError(f"dropout_p: is {dropout_p}, must be 0: dropout acts on stored weights, and none are stored")
-    if torch.is_autocast_enabled("cpu"):
-        query, key, value, attn_mask = map(_autocast, (query, key, value, attn_mask))
-
-    axes = query.dim()
+    axes = max(tensor.dim() for tensor in (query, key, value))
     query, key, value, batch = _four_axes(query, key, value, flag(enable_gqa, "enable_gqa"))
     mask = bias = None
     if attn_mask is not None:
@@ -95,9 +92,13 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias:
            causal: bool, align: str = "start", window: int | tuple[int, int] | None = None, softcap: float = 0.0,
            hold_beta: bool = False) -> tuple[Tensor, Tensor | None]:
     """Attention over tensors of four axes, with a mask and a bias; the output and a buffer of stats."""
+    if torch.is_autocast_enabled("cpu"):
+        query, key, value, bias = map(_autocast, (query, key, value, bias))
     names = rule_names(rule)
+    if isinstance(names, list) and len(names) != query.shape[1]:
+        raise ValueError(f"rule: {len(names)} given, must be one a query head, {query.shape[1]}")
     before, after = _window(window)
-    options = (names if isinstance(names, list) else [names or "none"],
+    options = ([settled(name) for name in names] if isinstance(names, list) else [settled(names or "none")],
                None if scale is None else _number(scale, "scale"), causal, _alignment(align), before, after,
                _number(softcap, "softcap"))
     tensors = (query, key, value, mask, bias, sinks, lengths)
@@ -146,8 +147,9 @@ def _four_axes(query: Tensor, key: Tensor, value: Tensor,
         sizes = ", ".join(str(tuple(tensor.shape)) for tensor in given)
         raise ValueError(f"key: the leading dimensions of query, key and value don't broadcast ({sizes})"
                          + ("" if grouped else "; fewer key than query heads need enable_gqa=True")) from None
+    heads = None if grouped else batch[-1]
     batch = batch if grouped else batch[:-1]
-    return *(_one_batch(tensor, batch, None if grouped else max(s[-1] for s in shapes)) for tensor in given), batch
+    return *(_one_batch(tensor, batch, heads) for tensor in given), batch
 
 
 def _one_batch(tensor: Tensor, batch: tuple[int, ...], heads: int | None) -> Tensor:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from whet.rules import Rule, RuleLike, rule as rule_of
 from whet.stats import Stats
+from whet.torch._tensors import FLOATS, check
 from whet.torch.attention import attend
 from whet.torch.rows import softmax
 
@@ -68,6 +69,8 @@ class MultiheadAttention(nn.MultiheadAttention):
         super().__init__(embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first,
                          device, dtype)
         self.rule = [rule_of(one) for one in rule] if isinstance(rule, (list, tuple)) else rule_of(rule)
+        if isinstance(self.rule, list) and len(self.rule) != num_heads:
+            raise ValueError(f"rule: {len(self.rule)} given, must be one a head, {num_heads}")
         self.hold_beta = hold_beta
 
     def _reset_parameters(self) -> None:
@@ -101,6 +104,9 @@ class MultiheadAttention(nn.MultiheadAttention):
         if self.training and self.dropout > 0:
             raise ValueError(f"dropout: is {self.dropout}, must be 0 in training: dropout acts on stored weights, and "
                              "none are stored")
+        for mask, name in ((attn_mask, "attn_mask"), (key_padding_mask, "key_padding_mask")):
+            if mask is not None:
+                check(mask, name, (torch.bool, *FLOATS))
         batched = query.dim() == 3
         query, key, value = (self._batch_first(x, batched) for x in (query, key, value))
         q, k, v = self._heads(query, key, value)
@@ -177,9 +183,9 @@ def _mask_and_bias(attn_mask: Tensor | None, key_padding_mask: Tensor | None, q:
     mask = bias = None
     if attn_mask is not None:
         attn_mask = attn_mask[None, None] if attn_mask.dim() == 2 else attn_mask.unflatten(0, (batch, heads))
-        mask, bias = _sorted(attn_mask, q.dtype, extra)
+        mask, bias = _visible_or_added(attn_mask, q.dtype, extra)
     if key_padding_mask is not None:
-        seen, added = _sorted(key_padding_mask.reshape(batch, 1, 1, -1), q.dtype, extra)
+        seen, added = _visible_or_added(key_padding_mask.reshape(batch, 1, 1, -1), q.dtype, extra)
         if mask is not None and seen is not None:
             # Two boolean masks: the small one becomes a bias.
             seen, added = None, torch.zeros_like(seen, dtype=q.dtype).masked_fill(~seen, -torch.inf)
@@ -188,7 +194,7 @@ def _mask_and_bias(attn_mask: Tensor | None, key_padding_mask: Tensor | None, q:
     return mask, bias
 
 
-def _sorted(hiding: Tensor, dtype: torch.dtype, extra: int) -> tuple[Tensor | None, Tensor | None]:
+def _visible_or_added(hiding: Tensor, dtype: torch.dtype, extra: int) -> tuple[Tensor | None, Tensor | None]:
     """A mask of torch.nn, where True hides, as (visible, None) or (None, bias); extra keys are visible."""
     if hiding.dtype == torch.bool:
         return F.pad(~hiding, (0, extra), value=True), None

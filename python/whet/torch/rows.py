@@ -12,7 +12,7 @@ from whet._arguments import flag, integer
 from whet.rules import RuleLike, rule_name
 from whet.stats import Stats
 from whet.torch import _rows_operators
-from whet.torch._tensors import check, check_place, goes_directly, stats_buffer, wants_gradient
+from whet.torch._tensors import check, check_place, goes_directly, settled, stats_buffer, wants_gradient
 
 
 def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, rule: RuleLike = None,
@@ -49,18 +49,19 @@ def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, r
     if dtype is not None and isinstance(input, Tensor):
         input = input.to(dtype)
     check(input, "input")
+    hold_beta, return_stats = flag(hold_beta, "hold_beta"), flag(return_stats, "return_stats")
     if input.dim() == 0:
         return _of_a_number(input, dim, rule, where, hold_beta, return_stats)
     dim = _place(dim, input.dim())
     where = _with_axes(where, input)
-    name = rule_name(rule) or "none"
+    name = settled(rule_name(rule) or "none")
     if goes_directly((input, where)):
         stats = stats_buffer(_rows_operators.rows_of(input, dim), True, input) if return_stats else None
         out = _rows_operators.forward(input, dim, name, where, stats)
     else:
         check_place(input=input, where=where)
         with_stats = return_stats or wants_gradient((input,))
-        out, stats = _rows_operators.softmax(input, dim, name, where, with_stats, flag(hold_beta, "hold_beta"))
+        out, stats = _rows_operators.softmax(input, dim, name, where, with_stats, hold_beta)
     return (out, Stats._make(stats.unbind(-1))) if return_stats else out
 
 

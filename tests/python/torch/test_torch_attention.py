@@ -180,3 +180,17 @@ def test_lengths_of_other_integers_and_one_a_row():
     expected = attention(q, k, v, lengths=lengths)
     rows = lengths[:, None, None].expand(2, 4, 5)
     torch.testing.assert_close(attention(q, k, v, lengths=rows), expected)
+
+
+def test_a_list_of_rules_has_one_a_head():
+    q = torch.randn(1, 4, 3, 8)
+    for rules in ([], ["paper"], ["paper"] * 3):
+        with pytest.raises(ValueError, match="^rule: . given, must be one a query head, 4"):
+            attention(q, q, q, rule=rules)
+
+
+def test_shapes_broadcast_as_in_torch():
+    for shapes in (((3, 4), (1, 5, 4)), ((1, 0, 3, 4), (1, 1, 3, 4))):
+        q, k = (torch.randn(shape) for shape in shapes)
+        theirs = scaled_dot_product_attention(q, k, k)
+        torch.testing.assert_close(attention(q, k, k), theirs)

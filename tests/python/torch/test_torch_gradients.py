@@ -129,3 +129,14 @@ def test_lazily_negated_inputs_and_gradients():
     expected, = torch.autograd.grad(attention(q, q, q, rule="paper").sum(), q)
     found, = torch.autograd.grad(attention(negated(q), q, negated(q), rule="paper").sum(), q)
     torch.testing.assert_close(found, expected)
+
+
+def test_a_rule_from_a_file_is_read_once(tmp_path):
+    path = tmp_path / "rule.txt"
+    path.write_text("polynomial:0.3,1.2:hold=4\n")
+    x = torch.randn(2, 50, dtype=torch.float64, requires_grad=True)
+    weights = softmax(x, rule=f"polynomial:{path}")
+    before, = torch.autograd.grad(weights[:, 0].sum(), x, retain_graph=True)
+    path.write_text("polynomial:2,3\n")
+    after, = torch.autograd.grad(weights[:, 0].sum(), x)
+    assert torch.equal(before, after)

@@ -176,3 +176,28 @@ def test_it_compiles():
     compiled = torch.compile(mine, fullgraph=True, backend="aot_eager")
     found = compiled(x, x, x, key_padding_mask=padding, is_causal=True, need_weights=True)
     torch.testing.assert_close(found, mine(x, x, x, key_padding_mask=padding, is_causal=True, need_weights=True))
+
+
+@pytest.mark.parametrize("name", ["attn_mask", "key_padding_mask"])
+def test_masks_of_integers_are_refused(name):
+    layer = MultiheadAttention(16, 2, batch_first=True)
+    x = torch.randn(2, 5, 16)
+    mask = torch.zeros((5, 5) if name == "attn_mask" else (2, 5), dtype=torch.uint8)
+    with pytest.raises(TypeError, match=f"^{name}: its dtype is uint8"):
+        layer(x, x, x, **{name: mask})
+
+
+def test_a_list_of_rules_has_one_a_head():
+    for rules in ([], ["paper"], ["paper"] * 3):
+        with pytest.raises(ValueError, match="^rule: . given, must be one a head, 2"):
+            MultiheadAttention(16, 2, rule=rules)
+
+
+@pytest.mark.parametrize("options", [{}, {"add_bias_kv": True}, {"add_zero_attn": True}])
+def test_autocast(options):
+    layer = MultiheadAttention(16, 2, batch_first=True, **options)
+    x = torch.randn(2, 5, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        out, _ = layer(x, x, x)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out.float(), layer(x, x, x)[0], atol=0.02, rtol=0.02)
