@@ -24,7 +24,7 @@ from pathlib import Path
 
 MIN_ROUNDS = 7
 IDLE = 0.1  # processors that others may keep busy on an idle machine
-MAX_CPU_SHARE = 1.05  # CPU seconds per second of a contender that says it has one thread
+MAX_CPU_SHARE = 1.2  # CPU seconds per second of a contender with one thread; JAX has one more that waits beside it
 
 
 class BenchmarkError(Exception):
