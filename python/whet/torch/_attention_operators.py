@@ -15,6 +15,7 @@ from torch import Tensor
 
 from whet import _core
 from whet._arguments import call
+from whet.torch._operators import recorded, register, transformed
 from whet.torch._tensors import door, goes_directly, mapped_first, saved_stats, stats_buffer, transforming, watched
 
 # The extension's words for the arguments of whet.torch.attention.
@@ -206,41 +207,16 @@ def _all_folded(size: int, batch: int, in_dims: tuple[Any, ...], arguments: tupl
             for place, (tensor, axis) in enumerate(zip(arguments[:7], in_dims))]
 
 
-torch.library.impl("whet::attention", "CPU", _attention)
-torch.library.impl("whet::attention_backward", "CPU", _attention_backward)
-torch.library.register_fake("whet::attention", _attention_shapes)
-torch.library.register_fake("whet::attention_backward", _attention_backward_shapes)
-torch.library.register_autograd("whet::attention", _gradient, setup_context=_setup)
-torch.library.register_autograd("whet::attention_backward", _no_second_gradient)
-torch.library.register_vmap("whet::attention", _attention_mapped)
-torch.library.register_vmap("whet::attention_backward", _attention_backward_mapped)
+register("whet::attention", _attention, _attention_shapes, _gradient, _attention_mapped, _setup)
+register("whet::attention_backward", _attention_backward, _attention_backward_shapes, _no_second_gradient,
+         _attention_backward_mapped)
 
 
 def _run(*arguments: Any) -> Any:
     return (_attention if goes_directly(arguments[:7]) else torch.ops.whet.attention)(*arguments)
 
 
-class _Attention(torch.autograd.Function):
-    forward = staticmethod(_run)
-    setup_context = staticmethod(_setup)
-    backward = staticmethod(_gradient)
-    vmap = staticmethod(_attention_mapped)
-
-
-class _RecordedAttention(torch.autograd.Function):
-    """The same in the form that torch.func doesn't take, and that costs half."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        output = _run(*arguments)
-        _setup(ctx, arguments, output)
-        return output
-
-    backward = staticmethod(_gradient)
-
-
-class _AttentionBackward(torch.autograd.Function):
-    forward = staticmethod(torch.ops.whet.attention_backward)
-    setup_context = staticmethod(lambda ctx, inputs, output: None)
-    backward = staticmethod(_no_second_gradient)
-    vmap = staticmethod(_attention_backward_mapped)
+_Attention = transformed("Attention", _run, _gradient, _attention_mapped, _setup)
+_RecordedAttention = recorded("Attention", _run, _gradient, _setup)
+_AttentionBackward = transformed("AttentionBackward", torch.ops.whet.attention_backward, _no_second_gradient,
+                                 _attention_backward_mapped)

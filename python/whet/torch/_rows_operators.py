@@ -13,6 +13,7 @@ from torch import Tensor
 
 from whet import _core
 from whet._arguments import call
+from whet.torch._operators import recorded, register, transformed
 from whet.torch._tensors import door, goes_directly, mapped_first, saved_stats, stats_buffer, transforming, watched
 
 # The extension's words for the arguments of whet.torch.softmax.
@@ -112,41 +113,16 @@ def _softmax_backward_mapped(info: Any, in_dims: tuple[Any, ...], dout: Tensor, 
     return softmax_backward(dout, input, stats.contiguous(), where, dim + 1, rule, hold_beta), 0
 
 
-torch.library.impl("whet::softmax", "CPU", _softmax)
-torch.library.impl("whet::softmax_backward", "CPU", _softmax_backward)
-torch.library.register_fake("whet::softmax", _softmax_shapes)
-torch.library.register_fake("whet::softmax_backward", _softmax_backward_shapes)
-torch.library.register_autograd("whet::softmax", _gradient, setup_context=_setup)
-torch.library.register_autograd("whet::softmax_backward", _no_second_gradient)
-torch.library.register_vmap("whet::softmax", _softmax_mapped)
-torch.library.register_vmap("whet::softmax_backward", _softmax_backward_mapped)
+register("whet::softmax", _softmax, _softmax_shapes, _gradient, _softmax_mapped, _setup)
+register("whet::softmax_backward", _softmax_backward, _softmax_backward_shapes, _no_second_gradient,
+         _softmax_backward_mapped)
 
 
 def _run(*arguments: Any) -> Any:
     return (_softmax if goes_directly((arguments[0], arguments[3])) else torch.ops.whet.softmax)(*arguments)
 
 
-class _Softmax(torch.autograd.Function):
-    forward = staticmethod(_run)
-    setup_context = staticmethod(_setup)
-    backward = staticmethod(_gradient)
-    vmap = staticmethod(_softmax_mapped)
-
-
-class _RecordedSoftmax(torch.autograd.Function):
-    """The same in the form that torch.func doesn't take, and that costs half."""
-
-    @staticmethod
-    def forward(ctx: Any, *arguments: Any) -> Any:
-        output = _run(*arguments)
-        _setup(ctx, arguments, output)
-        return output
-
-    backward = staticmethod(_gradient)
-
-
-class _SoftmaxBackward(torch.autograd.Function):
-    forward = staticmethod(torch.ops.whet.softmax_backward)
-    setup_context = staticmethod(lambda ctx, inputs, output: None)
-    backward = staticmethod(_no_second_gradient)
-    vmap = staticmethod(_softmax_backward_mapped)
+_Softmax = transformed("Softmax", _run, _gradient, _softmax_mapped, _setup)
+_RecordedSoftmax = recorded("Softmax", _run, _gradient, _setup)
+_SoftmaxBackward = transformed("SoftmaxBackward", torch.ops.whet.softmax_backward, _no_second_gradient,
+                               _softmax_backward_mapped)
