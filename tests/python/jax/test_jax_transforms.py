@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 import pytest
+from memory import growth
 
 pytest.importorskip("jax.numpy", reason="needs jax")
 import jax
@@ -224,3 +225,20 @@ def test_same_bits_from_many_threads():
             assert work(0)
     finally:
         whet.set_num_threads(before)
+
+
+MEMORY = """
+import jax, jax.numpy as jnp
+from whet.jax import attention, softmax
+x, q = jnp.ones((2, 16)), jnp.ones((1, 4, 2, 8))
+weights = jax.jit(lambda x: softmax(x, rule="paper"))
+gradient = jax.jit(jax.grad(lambda q: attention(q, q, q, rule="paper").sum()))
+
+def calls(count):
+    for i in range(count):
+        jax.block_until_ready(gradient(q) if i % 10 == 0 else weights(x))
+"""
+
+
+def test_memory_is_stable():
+    assert growth(MEMORY) < 500_000, "5 bytes a call"
