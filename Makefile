@@ -13,21 +13,17 @@ JAX_TESTS := tests/python/jax tests/python/test_docs.py
 # Warnings stop the build in CI only: a newer compiler's new warning must not stop a user's.
 WERROR := $(if $(CI),ON,OFF)
 
-.PHONY: help demo test bench bench-rows bench-attention bench-python format lint fuzz setup release asan clang python clean
+.PHONY: help demo test bench bench-rows bench-attention bench-train bench-python format lint fuzz setup release asan clang python clean
 
 help:  ## List these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: release  ## Build, run two worked examples and the benchmarks of this machine's kernels
-	@{ echo "== A worked example: the best key's weight as keys are added (examples/sharpness.cc)"; \
-	   build/release/bin/example_sharpness; \
-	   echo; echo "== One matching key among more and more others (examples/needle.cc)"; \
-	   build/release/bin/example_needle; \
-	   echo; echo "== Speed of this machine's kernels (whet bench rows)"; \
-	   build/release/bin/whet bench rows; \
-	   echo; echo "== The same for attention (whet bench attention)"; \
-	   build/release/bin/whet bench attention; } | tee build/demo.txt
-	@echo; echo "The same stands in build/demo.txt. Next: make test, or make bench to compare with torch and JAX."
+demo: release  ## Build, then reproduce the paper's experiment in small: two heads, a minute or two
+	@echo "== Two heads trained on sets of 5..16 items, tried on sets up to 16,384 (whet reproduce --quick)"
+	@rm -rf build/demo  # otherwise a second demo would only print the first one's results
+	@build/release/bin/whet reproduce build/demo --quick
+	@echo; echo "The tables stand in build/demo/tables.md, everything else in build/demo/results.json."
+	@echo "Next: make test; the paper in full (about 30 minutes): build/release/bin/whet reproduce"
 
 test: release asan clang python  ## Run every test: C++, sanitizers, fuzzers, command line, packages
 	@echo "== C++ tests, gcc"; ctest --preset release -j $(JOBS)
@@ -43,7 +39,7 @@ test: release asan clang python  ## Run every test: C++, sanitizers, fuzzers, co
 	@echo "== Python arguments again, with sanitizers"
 	@tools/with-sanitizers.sh build/asan $(PYTEST) tests/python/test_arguments.py tests/python/test_random.py
 
-bench: bench-rows bench-attention bench-python  ## Compare with torch and JAX (own virtual environments, about twenty minutes)
+bench: bench-rows bench-attention bench-train bench-python  ## Compare with torch and JAX (own virtual environments, about twenty minutes)
 
 bench-rows: release
 	@tools/setup.sh bench
@@ -52,6 +48,10 @@ bench-rows: release
 bench-attention: release
 	@tools/setup.sh bench
 	$(BENCH_VENV)/bin/python bench/attention.py --lib build/release/libwhet.so --json build/attention.json --markdown build/attention.md
+
+bench-train: release
+	@tools/setup.sh bench
+	$(BENCH_VENV)/bin/python bench/train_step.py --whet build/release/bin/whet
 
 bench-python: python
 	$(VENV)/bin/python bench/python_torch.py
@@ -66,10 +66,10 @@ format-check:
 	@clang-format --dry-run --Werror $(SOURCES) && echo "all files formatted"
 
 lint: clang  ## clang-tidy over the sources
-	run-clang-tidy -quiet -p build/clang '/src/(core|cli|c_api)/[a-z_]*(?<!_test)[.]cc$$'
+	run-clang-tidy -quiet -p build/clang '/src/(core|files|lab|report|cli|c_api)/[a-z_]*(?<!_test)[.]cc$$'
 
-fuzz: clang  ## Fuzz the .npy reader and the rule parser for FUZZ_SECONDS each (default 600)
-	cd build/clang/tests/fuzz && for name in npy rule; do \
+fuzz: clang  ## Fuzz the .npy and safetensors readers and the rule parser for FUZZ_SECONDS each (default 600)
+	cd build/clang/tests/fuzz && for name in npy rule safetensors; do \
 	  ./$${name}_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=5 -malloc_limit_mb=16 \
 	    -print_final_stats=1 -artifact_prefix=$$name- corpus/$$name seeds/$$name; done
 

@@ -8,7 +8,7 @@ cd "$(dirname "$0")/.."
 mkdir -p build
 
 packages=(g++ cmake ninja-build pkg-config python3-venv python3-dev libhwy-dev libgtest-dev libcli11-dev
-          nlohmann-json3-dev clang clang-format clang-tidy libclang-rt-14-dev)
+          nlohmann-json3-dev libeigen3-dev libboost-math-dev librandom123-dev clang clang-format clang-tidy libclang-rt-14-dev)
 
 missing=()
 for package in "${packages[@]}"; do

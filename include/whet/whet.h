@@ -4,6 +4,7 @@
 
 #include <whet/attention.h>
 #include <whet/error.h>
+#include <whet/horizon.h>
 #include <whet/row.h>
 #include <whet/rule.h>
 #include <whet/runtime.h>

@@ -35,6 +35,11 @@ constexpr Benchmark kBenchmarks[] = {
      "Checks some rows of every function against float64 first, then times all of them in turns (about 20\n"
      "seconds). To compare with torch and JAX: make bench-attention.\n",
      bench_attention},
+    {"train", "Max retrieval: steps of training and sets of evaluation a second",
+     "From initial weights, or from those of a trained head (--run), whose sets need less of a backward "
+     "pass.\n"
+     "To compare with JAX: make bench-train.\n",
+     bench_train},
 };
 
 }  // namespace
@@ -96,6 +101,13 @@ void add_bench(CLI::App& app) {
     command->add_flag("--quick", options->quick, "The first shape only, to see that it works");
     command->add_option("--threads", options->threads, "Threads to use (default 1)")
         ->check(CLI::Range(1, 1024));
+    if (benchmark.run == bench_train) {
+      command->add_option("--run", options->run, "Start from this run's weights")->type_name("DIR");
+      command
+          ->add_option("--keep", options->keep,
+                       "Keep weights, batches, losses and gradients of the first 100 steps")
+          ->type_name("FILE.safetensors");
+    }
     command->footer(benchmark.footer);
     command->callback([options, run = benchmark.run] { run(*options); });
   }

@@ -17,10 +17,13 @@ struct BenchOptions {
   bool json = false;
   bool quick = false;  // the first shape only
   int threads = 1;
+  std::string run;   // train: the weights to start from; empty: initial ones
+  std::string keep;  // train: a file for the first steps; empty: none
 };
 
 void bench_rows(const BenchOptions& options);
 void bench_attention(const BenchOptions& options);
+void bench_train(const BenchOptions& options);
 
 // One thing to time. `what` is unique within a shape.
 struct Contender {

@@ -10,7 +10,13 @@ class App;
 
 namespace whet::cli {
 
-void add_softmax(CLI::App& app);  // softmax and sharpen, in softmax.cc
+void add_softmax(CLI::App& app);    // softmax and sharpen, in softmax.cc
+void add_reproduce(CLI::App& app);  // these two in reproduce.cc
+void add_eval(CLI::App& app);
+void add_train(CLI::App& app);
+void add_fit(CLI::App& app);  // these two in fit.cc
+void add_calibrate(CLI::App& app);
+void add_horizon(CLI::App& app);
 void add_info(CLI::App& app);
 void add_bench(CLI::App& app);
 

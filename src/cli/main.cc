@@ -17,7 +17,8 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/file.h"
+#include "cli/lab_options.h"
+#include "files/file.h"
 
 namespace whet::cli {
 namespace {
@@ -26,6 +27,12 @@ constexpr int kFailure = 1;
 constexpr int kWrongUse = 2;
 
 void add_commands(CLI::App& app) {
+  add_reproduce(app);
+  add_train(app);
+  add_eval(app);
+  add_fit(app);
+  add_calibrate(app);
+  add_horizon(app);
   add_softmax(app);
   add_info(app);
   add_bench(app);
@@ -33,6 +40,7 @@ void add_commands(CLI::App& app) {
 
 constexpr const char* kExamples =
     "Examples:\n"
+    "  whet reproduce --quick\n"
     "  whet softmax logits.npy weights.npy --rule paper --stats stats.npy\n"
     "  whet softmax logits.npy weights.npy --rule target-entropy:0.2 --axis 1\n"
     "\n";
@@ -155,7 +163,8 @@ int run(int argc, char** argv) {
   app.require_subcommand(0, 1);  // with 1 an unknown option would be reported as a missing command
   add_commands(app);
   if (argc > 1 && argv[1][0] != '-' && !is_command(app, argv[1])) return run_program(app, argv + 1);
-  clean_up_on_signals();
+  remember_command(argc, argv);
+  files::clean_up_on_signals();
   return parse_and_run(app, argc, argv);
 }
 

@@ -13,11 +13,13 @@
 #include <vector>
 
 #include "cli/commands.h"
-#include "cli/file.h"
-#include "cli/npy.h"
+#include "files/file.h"
+#include "files/npy.h"
 
 namespace whet::cli {
 namespace {
+
+using namespace files;  // NOLINT(google-build-using-namespace): .npy arrays are this file's subject
 
 using RowFunction = void (*)(ConstView in, View out, const SoftmaxOptions& options);
 

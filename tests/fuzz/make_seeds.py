@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the seed corpora of the fuzzers: make_seeds.py FOLDER makes FOLDER/npy and FOLDER/rule."""
+"""Writes the seed corpora of the fuzzers: make_seeds.py FOLDER makes FOLDER/npy, FOLDER/rule and
+FOLDER/safetensors."""
 
+import json
 import pathlib
 import struct
 import sys
@@ -25,6 +27,23 @@ WRONG_DICTIONARIES = [
     "{'descr': '<f4', 'descr': '<f4', 'fortran_order': False, 'shape': (1,), }",
 ]
 
+TENSOR_BYTES = {
+    "F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4,
+    "U16": 2, "U8": 1, "BOOL": 1, "F8_E4M3": 1,
+}
+
+# The same for safetensors, each before four bytes of data.
+WRONG_HEADERS = [
+    "", "[]", "{}", '{"a":1}', '{"a":[[[[', '{"a":{}}', '{"__metadata__":{"a":1}}',
+    '{"__metadata__":{"a":"b","a":"b"}}', '{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}',
+    '{"a":{"dtype":"F32","shape":[-1],"data_offsets":[0,4]}}',
+    '{"a":{"dtype":"F32","shape":[1.0],"data_offsets":[4,0]}}',
+    '{"a":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}}',
+    '{"a":{"dtype":"U8","shape":[3],"data_offsets":[0,3]},'
+    '"b":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}}',
+    '{"a\\u0000\\n":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"a":{"dtype":"U8"}}',
+]
+
 
 def npy(version, dictionary, data):
     text = dictionary.encode("latin1")
@@ -46,6 +65,47 @@ def npy_seeds():
     yield npy(2, " " * 65536, b"")
 
 
+def safetensors(header, data=b""):
+    text = header.encode()
+    return struct.pack("<Q", len(text)) + text + data
+
+
+def fnv1a(data):
+    value = 0xCBF29CE484222325
+    for byte in data:
+        value = (value ^ byte) * 0x100000001B3 % 2**64
+    return value
+
+
+# What write_safetensors writes for one tensor: the fuzzer can't find a checksum by itself.
+def checked_safetensors(name, dtype, sizes, data, metadata):
+    number = struct.Struct("<Q").pack
+    metadata = {**metadata, "whet.checksum.method": "fnv1a-64"}
+    texts = [text.encode() for item in sorted(metadata.items()) for text in item]
+    content = number(len(metadata)) + b"".join(
+        number(len(text)) + text for text in (*texts, name.encode(), dtype.encode()))
+    content += b"".join(map(number, (len(sizes), *sizes))) + data
+    metadata["whet.checksum"] = f"{fnv1a(content):016x}"
+    entry = {"dtype": dtype, "shape": sizes, "data_offsets": [0, len(data)]}
+    return safetensors(json.dumps({"__metadata__": metadata, name: entry}), data)
+
+
+def safetensors_seeds():
+    for dtype, item in TENSOR_BYTES.items():
+        entry = {"dtype": dtype, "shape": [2, 3], "data_offsets": [0, 6 * item]}
+        yield safetensors(json.dumps({"w": entry}), bytes(6 * item))
+        yield checked_safetensors("w", dtype, [2, 3], bytes(6 * item), {"step": "1"})
+    yield checked_safetensors("empty", "F32", [0, 4], b"", {})
+    yield safetensors(json.dumps({
+        "b": {"dtype": "U8", "shape": [3], "data_offsets": [4, 7]},
+        "a": {"dtype": "F32", "shape": [], "data_offsets": [0, 4]},
+        "": {"dtype": "I64", "shape": [0], "data_offsets": [4, 4]},
+        "__metadata__": {"format": "pt", "\u00e9\n": "\U0001f600"}}) + "   ", bytes(7))
+    for header in WRONG_HEADERS:
+        yield safetensors(header, bytes(4))
+    yield struct.pack("<Q", 2**63) + b"{}"
+
+
 def save(folder, seeds):
     folder.mkdir(parents=True, exist_ok=True)
     for i, seed in enumerate(seeds):
@@ -58,6 +118,7 @@ def main():
     folder = pathlib.Path(sys.argv[1])
     save(folder / "npy", npy_seeds())
     save(folder / "rule", (rule.encode() for rule in RULES))
+    save(folder / "safetensors", safetensors_seeds())
 
 
 if __name__ == "__main__":

@@ -15,7 +15,10 @@ LAYERS = {
     "core": {"core"},
     "kernels": {"kernels", "core"},
     "c_api": {"c_api", "core"},
-    "cli": {"cli"},
+    "files": {"files"},
+    "lab": {"lab", "files", "kernels", "core"},
+    "report": {"report"},
+    "cli": {"cli", "lab", "report", "files"},
 }
 
 

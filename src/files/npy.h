@@ -1,6 +1,6 @@
 // Arrays in NumPy's .npy format, versions 1.0, 2.0 and 3.0.
-#ifndef WHET_CLI_NPY_H_
-#define WHET_CLI_NPY_H_
+#ifndef WHET_FILES_NPY_H_
+#define WHET_FILES_NPY_H_
 
 #include <whet/view.h>
 
@@ -11,9 +11,9 @@
 #include <span>
 #include <string>
 
-#include "cli/file.h"
+#include "files/file.h"
 
-namespace whet::cli {
+namespace whet::files {
 
 // The element types whet reads and writes, all little-endian. bf16 is what NumPy writes for
 // ml_dtypes.bfloat16: '<V2'. (NumPy's own two raw bytes are '|V2' and are refused.)
@@ -75,6 +75,6 @@ NpyArray read_npy(const std::string& path);
 // Writes and finishes `file`; the caller commits it. `bytes` are the elements, last axis fastest.
 void write_npy(OutputFile& file, NpyType type, const Dims& sizes, std::span<const std::byte> bytes);
 
-}  // namespace whet::cli
+}  // namespace whet::files
 
-#endif  // WHET_CLI_NPY_H_
+#endif  // WHET_FILES_NPY_H_

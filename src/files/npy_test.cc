@@ -1,4 +1,4 @@
-#include "cli/npy.h"
+#include "files/npy.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -13,9 +13,9 @@
 #include <string_view>
 #include <vector>
 
-#include "cli/file.h"
+#include "files/file.h"
 
-namespace whet::cli {
+namespace whet::files {
 namespace {
 
 namespace fs = std::filesystem;
@@ -337,4 +337,4 @@ TEST_F(Npy, PipesAreWrittenStraight) {
 }
 
 }  // namespace
-}  // namespace whet::cli
+}  // namespace whet::files

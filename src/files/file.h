@@ -1,7 +1,7 @@
-// Files as the commands see them: errors that begin with the file's name, inputs of known size, and
-// outputs that appear whole or not at all.
-#ifndef WHET_CLI_FILE_H_
-#define WHET_CLI_FILE_H_
+// Files as commands and experiments see them: errors that begin with the file's name, inputs of known size,
+// and outputs that appear whole or not at all.
+#ifndef WHET_FILES_FILE_H_
+#define WHET_FILES_FILE_H_
 
 #include <cstddef>
 #include <cstdint>
@@ -9,7 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace whet::cli {
+namespace whet::files {
 
 // A file that can't be read or written. what() is one line: the file's name, what is wrong with it
 // and, where there is one, the next step.
@@ -86,6 +86,6 @@ class OutputFile {
 // and turns SIGXFSZ (a file size limit) into an error of write().
 void clean_up_on_signals();
 
-}  // namespace whet::cli
+}  // namespace whet::files
 
-#endif  // WHET_CLI_FILE_H_
+#endif  // WHET_FILES_FILE_H_

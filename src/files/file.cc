@@ -1,4 +1,4 @@
-#include "cli/file.h"
+#include "files/file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -11,7 +11,7 @@
 #include <filesystem>
 #include <system_error>
 
-namespace whet::cli {
+namespace whet::files {
 namespace {
 
 std::string error_text(int error) { return std::generic_category().message(error); }
@@ -182,4 +182,4 @@ void clean_up_on_signals() {
   }
 }
 
-}  // namespace whet::cli
+}  // namespace whet::files

@@ -1,4 +1,4 @@
-#include "cli/npy.h"
+#include "files/npy.h"
 
 #include <whet/error.h>
 
@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-namespace whet::cli {
+namespace whet::files {
 namespace {
 
 static_assert(std::endian::native == std::endian::little, "elements are used as they lie in the file");
@@ -344,4 +344,4 @@ void write_npy(OutputFile& file, NpyType type, const Dims& sizes, std::span<cons
   file.finish();
 }
 
-}  // namespace whet::cli
+}  // namespace whet::files

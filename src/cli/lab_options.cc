@@ -1,0 +1,166 @@
+#include "cli/lab_options.h"
+
+#include <whet/error.h>
+#include <whet/runtime.h>
+
+#include <CLI/CLI.hpp>
+#include <charconv>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+namespace whet::cli {
+namespace {
+
+std::string& command_line() {
+  static std::string line;
+  return line;
+}
+
+std::string processor() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  }
+  return "unknown";
+}
+
+int number(std::string_view text, const std::string& all) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) {
+    throw Error("--items: is '" + all + "', must be a size or a range like 5..16");
+  }
+  return value;
+}
+
+void set_items(const std::string& text, lab::TrainingSets& sets) {
+  const std::size_t dots = text.find("..");
+  sets.smallest = number(std::string_view(text).substr(0, dots), text);
+  sets.largest = dots == text.npos ? sets.smallest : number(std::string_view(text).substr(dots + 2), text);
+}
+
+}  // namespace
+
+void RecipeOptions::add_to(CLI::App& command) {
+  const auto group = "Recipe (what isn't given is as --recipe has it)";
+  command.add_option("--recipe", name, "paper: as published; sharp: keeps its order in large sets")
+      ->type_name("NAME")
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--seed", seed, "Of weights and training sets (default 0)")
+      ->type_name("N")
+      ->group(group);
+  command.add_option("--steps", steps, "Steps of Adam (default 100000)")->type_name("N")->group(group);
+  command.add_option("--batch", batch, "Sets a step (default 128)")->type_name("N")->group(group);
+  command.add_option("--items", items, "Items of a training set (default 5..16)")
+      ->type_name("A..B")
+      ->group(group);
+  command.add_option("--rate", rate, "Learning rate at the beginning (default 0.001)")
+      ->type_name("X")
+      ->group(group);
+  command.add_option("--schedule", schedule, "constant, or down to 0: linear, cosine")
+      ->type_name("NAME")
+      ->group(group);
+  command.add_option("--l2", l2, "Strength of the L2 term (default 0.001)")->type_name("X")->group(group);
+  command
+      .add_option("--l2-form", l2_form,
+                  "none; sum: l2 sum w^2; half: l2/2 sum w^2; decoupled: w -= rate l2 w (AdamW)")
+      ->type_name("FORM")
+      ->group(group);
+  command.add_option("--l2-biases", l2_biases, "Whether the L2 term takes biases too")
+      ->type_name("BOOL")
+      ->group(group);
+  command
+      .add_option("--zoom", zoom, "Squeeze each training set into [1-s, 1], log10 s ~ U(-ZOOM, 0); 0 = off")
+      ->type_name("ZOOM")
+      ->group(group);
+  command.add_option("--rule", rule, "Rule in the head while training (default none)")
+      ->type_name("RULE")
+      ->group(group);
+}
+
+lab::Recipe RecipeOptions::recipe() const {
+  lab::Recipe recipe = lab::named_recipe(name);
+  if (seed) recipe.seed = *seed;
+  if (steps) recipe.steps = *steps;
+  if (batch) recipe.batch = *batch;
+  if (!items.empty()) set_items(items, recipe.sets);
+  if (rate) recipe.rate = *rate;
+  if (!schedule.empty()) recipe.schedule = lab::parse_schedule(schedule);
+  if (l2) recipe.l2 = *l2;
+  if (!l2_form.empty()) recipe.l2_form = lab::parse_l2(l2_form);
+  if (l2_biases) recipe.l2_biases = *l2_biases;
+  if (zoom) recipe.sets.zoom = *zoom;
+  if (!rule.empty()) recipe.normalizer.rule = Rule::parse(rule);
+  check(recipe);
+  return recipe;
+}
+
+void EvaluationFlags::add_to(CLI::App& command) {
+  const auto group = "Evaluation";
+  command.add_option("--sizes", sizes, "Items of an evaluation set (default 16,32,...,16384)")
+      ->delimiter(',')
+      ->type_name("N,N,..")
+      ->group(group);
+  command.add_option("--sets", sets, "Sets of each size (default 4096 up to 4,096 items, 1024 above)")
+      ->type_name("N")
+      ->group(group);
+  command.add_option("--sets-seed", seed, "Of the evaluation sets")
+      ->type_name("N")
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--precision", precision, "Of the model's arithmetic: f32 or f64")
+      ->type_name("TYPE")
+      ->capture_default_str()
+      ->group(group);
+  command.add_option("--with", rules, "One more rule to evaluate; may be given again")
+      ->type_name("RULE")
+      ->group(group);
+  command.add_option("--threads", threads, "0 = the default; every number gives the same results")
+      ->type_name("N")
+      ->capture_default_str();
+}
+
+lab::StudyOptions EvaluationFlags::options() const {
+  lab::StudyOptions options{.sets = sets, .seed = seed, .threads = threads};
+  if (!sizes.empty()) options.sizes = sizes;
+  for (const std::int64_t size : options.sizes) {
+    if (size < 1 || size > 1 << 24)
+      throw Error("--sizes: has " + std::to_string(size) + ", must be 1 to 16777216");
+  }
+  if (sets < 0 || sets > 1 << 24)
+    throw Error("--sets: is " + std::to_string(sets) + ", must be 1 to 16777216");
+  if (precision != "f32" && precision != "f64") {
+    throw Error("--precision: is '" + precision + "', must be f32 or f64");
+  }
+  options.precision = precision == "f64" ? lab::Precision::f64 : lab::Precision::f32;
+  for (const std::string& rule : rules) options.extra.push_back({rule, {.rule = Rule::parse(rule)}});
+  return options;
+}
+
+lab::Watcher watcher() {
+  auto bar = std::make_shared<std::unique_ptr<Progress>>();
+  return {.begin = [bar](const std::string& label,
+                         std::int64_t total) { *bar = std::make_unique<Progress>(label, total); },
+          .advance = [bar](std::int64_t steps) { (*bar)->advance(steps); },
+          .end =
+              [bar] {
+                (*bar)->finish();
+                bar->reset();
+              }};
+}
+
+void remember_command(int argc, char** argv) {
+  command_line() = "whet";
+  for (int i = 1; i < argc; ++i) command_line() += std::string(" ") + argv[i];
+}
+
+nlohmann::ordered_json made_by() {
+  return {{"command", command_line()},
+          {"whet", version()},
+          {"machine", processor()},
+          {"target", target()},
+          {"threads", threads()}};
+}
+
+}  // namespace whet::cli

@@ -1,0 +1,56 @@
+// Options that the commands of the lab share: the recipe of a head, the sizes and sets of an evaluation.
+#ifndef WHET_CLI_LAB_OPTIONS_H_
+#define WHET_CLI_LAB_OPTIONS_H_
+
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "cli/progress.h"
+#include "lab/recipe.h"
+#include "lab/reproduction.h"
+
+namespace CLI {
+class App;
+}
+
+namespace whet::cli {
+
+// What a user gave; whatever wasn't given stays as the named recipe has it.
+struct RecipeOptions {
+  std::string name = "paper";
+  std::optional<std::uint64_t> seed;
+  std::optional<std::int64_t> steps, batch;
+  std::string items, schedule, l2_form, rule;
+  std::optional<double> zoom, rate, l2;
+  std::optional<bool> l2_biases;
+
+  void add_to(CLI::App& command);
+  lab::Recipe recipe() const;  // Error naming the option
+};
+
+struct EvaluationFlags {
+  std::vector<std::int64_t> sizes;
+  std::int64_t sets = 0;
+  std::uint64_t seed = 1;
+  std::string precision = "f32";
+  std::vector<std::string> rules;  // beside the standard ones
+  int threads = 0;
+
+  void add_to(CLI::App& command);
+  lab::StudyOptions options() const;
+};
+
+// Progress bars of the lab's work, on standard error.
+lab::Watcher watcher();
+
+// What made a result: the command line, the version, the machine.
+nlohmann::ordered_json made_by();
+void remember_command(int argc, char** argv);  // for made_by()
+
+}  // namespace whet::cli
+
+#endif  // WHET_CLI_LAB_OPTIONS_H_

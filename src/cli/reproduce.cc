@@ -1,0 +1,127 @@
+// whet reproduce: the paper in one command. whet eval: the same measurements of runs that are there.
+#include <whet/error.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "cli/commands.h"
+#include "cli/lab_options.h"
+#include "lab/reproduction.h"
+#include "report/tables.h"
+
+namespace whet::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Arguments {
+  std::string folder;
+  std::vector<std::string> runs;
+  RecipeOptions recipe;
+  EvaluationFlags evaluation;
+  int seeds = 10;
+  bool quick = false;
+  bool no_calibration = false;
+  bool json = false;
+};
+
+std::string in(const std::string& folder, const char* name) {
+  return (std::filesystem::path(folder) / name).string();
+}
+
+// Results and tables into the folder (unless there is none), then to the terminal.
+void show(const Json& results, const std::string& folder, bool json) {
+  const std::string text = results.dump(1) + "\n";
+  if (!folder.empty()) {
+    std::filesystem::create_directories(folder);
+    lab::write_text(in(folder, "results.json"), text);
+    lab::write_text(in(folder, "tables.md"), report::markdown_tables(results));
+    lab::write_text(in(folder, "tables.csv"), report::csv_table(results));
+  }
+  std::fputs(json ? text.c_str() : report::markdown_tables(results).c_str(), stdout);
+  if (!folder.empty()) {
+    std::fprintf(stderr, "Written to %s: results.json, tables.md, tables.csv\n", folder.c_str());
+  }
+}
+
+void reproduce(Arguments arguments) {
+  if (arguments.quick) {
+    if (!arguments.recipe.steps) arguments.recipe.steps = 12000;
+    if (arguments.evaluation.sets == 0) arguments.evaluation.sets = 512;
+    arguments.seeds = std::min(arguments.seeds, 2);
+  }
+  const lab::Recipe recipe = arguments.recipe.recipe();
+  lab::StudyOptions options = arguments.evaluation.options();
+  options.calibrate = !arguments.no_calibration;
+  const lab::Watcher bars = watcher();
+  const auto runs = lab::train_seeds(arguments.folder, recipe, arguments.seeds, options.threads, bars);
+  show(lab::study(runs, options, made_by(), bars), arguments.folder, arguments.json);
+}
+
+void evaluate(const Arguments& arguments) {
+  lab::StudyOptions options = arguments.evaluation.options();
+  options.calibrate = !arguments.no_calibration;
+  std::vector<lab::Run> runs;
+  for (const std::string& folder : arguments.runs) runs.push_back(lab::load_run(folder));
+  show(lab::study(runs, options, made_by(), watcher()), arguments.folder, arguments.json);
+}
+
+void add_output_options(CLI::App& command, Arguments& arguments) {
+  command.add_flag("--no-calibration", arguments.no_calibration,
+                   "Leave out the calibrated versions of the heads");
+  command.add_flag("--json", arguments.json, "Print results.json instead of tables");
+}
+
+}  // namespace
+
+void add_reproduce(CLI::App& app) {
+  auto arguments = std::make_shared<Arguments>();
+  arguments->folder = "reproduction";
+  CLI::App* command =
+      app.add_subcommand("reproduce", "The paper's experiment: train, evaluate, fit, compare");
+  command->add_option("DIR", arguments->folder, "Folder of the experiment; one that was stopped goes on")
+      ->capture_default_str();
+  command->add_option("--seeds", arguments->seeds, "Heads to train: seeds SEED, SEED + 1, ...")
+      ->type_name("N")
+      ->capture_default_str();
+  command->add_flag("--quick", arguments->quick,
+                    "2 seeds of 12000 steps and 512 sets of each size: a minute or two");
+  add_output_options(*command, *arguments);
+  arguments->recipe.add_to(*command);
+  arguments->evaluation.add_to(*command);
+  command->footer(
+      "Trains heads on sets of 5..16 items, one a core, and evaluates them on sets up to 16,384 under every "
+      "rule.\n"
+      "Ctrl-C at any time: the same command goes on where it was. DIR gets seed-N/ for every head, "
+      "results.json,\n"
+      "tables.md and tables.csv.\n\n"
+      "Examples:\n"
+      "  whet reproduce --quick\n"
+      "  whet reproduce paper --seeds 10\n"
+      "  whet reproduce sharp --recipe sharp --sizes 16,1024,16384,131072\n");
+  command->callback([arguments] { reproduce(*arguments); });
+}
+
+void add_eval(CLI::App& app) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand("eval", "Evaluate trained heads under every rule, at any size");
+  command->add_option("RUN", arguments->runs, "Folders made by 'whet train' or 'whet calibrate'")->required();
+  command->add_option("--out", arguments->folder, "Folder for results.json, tables.md and tables.csv")
+      ->type_name("DIR");
+  add_output_options(*command, *arguments);
+  arguments->evaluation.add_to(*command);
+  command->footer(
+      "Every head and every rule sees the same sets.\n\n"
+      "Examples:\n"
+      "  whet eval run\n"
+      "  whet eval run --sizes 16,1048576 --sets 64 --with fixed:50\n");
+  command->callback([arguments] { evaluate(*arguments); });
+}
+
+}  // namespace whet::cli

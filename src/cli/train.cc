@@ -1,0 +1,53 @@
+// whet train: one head, in a folder of its own.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+#include <string>
+
+#include "cli/commands.h"
+#include "cli/lab_options.h"
+#include "lab/diagnosis.h"
+#include "lab/run.h"
+
+namespace whet::cli {
+namespace {
+
+struct Arguments {
+  std::string folder;
+  RecipeOptions recipe;
+};
+
+void run(const Arguments& arguments) {
+  const lab::Recipe recipe = arguments.recipe.recipe();
+  {
+    Progress progress("training", recipe.steps);
+    lab::train_run(arguments.folder, recipe, [&](std::int64_t steps) { progress.advance(steps); });
+    progress.finish();
+  }
+  const lab::Run trained = lab::load_run(arguments.folder);
+  const lab::Metrics last = trained.metrics.empty() ? lab::Metrics{} : trained.metrics.back();
+  std::printf(
+      "%s: %lld steps, loss %.4f, accuracy %.2f %% on the last training sets, resolution %.0f items\n",
+      arguments.folder.c_str(), static_cast<long long>(trained.step), last.loss, 100 * last.accuracy,
+      lab::diagnose(trained.parameters).resolution);
+}
+
+}  // namespace
+
+void add_train(CLI::App& app) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand("train", "Train one head on max retrieval, in a folder");
+  command->add_option("DIR", arguments->folder, "Folder of the run; one that was stopped goes on")
+      ->required();
+  arguments->recipe.add_to(*command);
+  command->footer(
+      "The folder gets config.json, checkpoint.safetensors and metrics.jsonl. A run that was stopped, killed "
+      "or cut off\n"
+      "by a full disk goes on with the same command and ends in the same bits.\n\n"
+      "Examples:\n"
+      "  whet train run --steps 5000\n"
+      "  whet train sharp --recipe sharp --seed 3\n");
+  command->callback([arguments] { run(*arguments); });
+}
+
+}  // namespace whet::cli

@@ -1,0 +1,33 @@
+// Why a head fails at size, read off its weights: the logit as a function of priority and class.
+//
+// The order of items is the order of their logits, slope * priority + offset of the class near priority 1.
+// The largest of n priorities lie about 1/n apart, so where n is beyond resolution = slope / deviation of the
+// offsets, classes decide and not priorities: misranking, which no temperature mends.
+#ifndef WHET_LAB_DIAGNOSIS_H_
+#define WHET_LAB_DIAGNOSIS_H_
+
+#include <array>
+#include <vector>
+
+#include "lab/task.h"
+
+namespace whet::lab {
+
+struct Diagnosis {
+  double slope = 0;  // d logit / d priority at priority 1, mean over classes and queries
+  std::array<double, kClasses>
+      offsets{};          // logit of each class at priority 1, mean over queries, from their mean
+  double deviation = 0;   // of the offsets (divisor kClasses)
+  double resolution = 0;  // slope / deviation
+};
+
+Diagnosis diagnose(const std::vector<float>& parameters);
+
+// The largest spread that the weights allow a row of any size (whet/horizon.h): from the singular values of Q
+// and K and the largest norms of encoded queries and items, over a grid of 257 queries and 257 priorities of
+// each class.
+double spread_allowed(const std::vector<float>& parameters);
+
+}  // namespace whet::lab
+
+#endif  // WHET_LAB_DIAGNOSIS_H_

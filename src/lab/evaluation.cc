@@ -1,0 +1,191 @@
+#include "lab/evaluation.h"
+
+#include <whet/error.h>
+
+#include <algorithm>
+#include <array>
+#include <numeric>
+
+#include "core/runtime.h"
+#include "core/thread_pool.h"
+
+namespace whet::lab {
+namespace {
+
+// Items whose encodings are kept between the two passes over a batch: 19 MB a thread. Beyond, they are
+// encoded twice.
+constexpr std::int64_t kKeptItems = 32768;
+// Sets that go through the model together: enough for products near full speed, few enough to stay in cache.
+constexpr std::int64_t kItemsAtOnce = 4096;
+
+std::int64_t sets_at_once(std::int64_t items) {
+  return std::clamp<std::int64_t>(kItemsAtOnce / items, 1, 128);
+}
+
+std::int64_t sets_of(const EvaluationOptions& options, std::int64_t items) {
+  return options.sets > 0 ? options.sets : default_sets(items);
+}
+
+// A head of nothing but the diagnosed slope and class offsets, on one set.
+bool predicts_right(const Diagnosis& diagnosis, const Batch& batch, std::int64_t set) {
+  const float* priorities = batch.priorities.data() + set * batch.items;
+  const std::uint8_t* classes = batch.classes.data() + set * batch.items;
+  std::int64_t best = 0;
+  double largest = -std::numeric_limits<double>::infinity();
+  for (std::int64_t i = 0; i < batch.items; ++i) {
+    const double logit = diagnosis.slope * priorities[i] + diagnosis.offsets[classes[i]];
+    if (logit > largest) {
+      largest = logit;
+      best = i;
+    }
+  }
+  return classes[best] == batch.targets[static_cast<std::size_t>(set)];
+}
+
+// Sums over the sets of one batch; means come at the end, in the order of batches, whichever thread made
+// them.
+SizeOutcome& operator+=(SizeOutcome& sum, const SizeOutcome& part) {
+  sum.sets += part.sets;
+  sum.redrawn += part.redrawn;
+  sum.entropy += part.entropy;
+  sum.spread += part.spread;
+  sum.largest_spread = std::max(sum.largest_spread, part.largest_spread);
+  sum.largest_peak = std::max(sum.largest_peak, part.largest_peak);
+  sum.predicted += part.predicted;
+  for (std::size_t r = 0; r < sum.outcomes.size(); ++r) {
+    sum.outcomes[r].correct += part.outcomes[r].correct;
+    sum.outcomes[r].beta += part.outcomes[r].beta;
+    sum.outcomes[r].sharpened += part.outcomes[r].sharpened;
+    sum.outcomes[r].entropy += part.outcomes[r].entropy;
+    sum.outcomes[r].peak += part.outcomes[r].peak;
+  }
+  return sum;
+}
+
+void divide_by_sets(SizeOutcome& outcome) {
+  const auto sets = static_cast<double>(outcome.sets);
+  outcome.entropy /= sets;
+  outcome.spread /= sets;
+  for (Outcome& o : outcome.outcomes) {
+    for (double* mean : {&o.beta, &o.sharpened, &o.entropy, &o.peak}) *mean /= sets;
+  }
+}
+
+template <typename T>
+SizeOutcome measure(const Head<T>& head, const Batch& batch, const Diagnosis& diagnosis,
+                    std::span<const Normalizer> normalizers) {
+  SizeOutcome sum{.items = batch.items, .sets = batch.sets, .redrawn = batch.redrawn};
+  sum.outcomes.resize(normalizers.size());
+  for (std::int64_t set = 0; set < batch.sets; ++set) {
+    const RowStats& plain =
+        head.stats()[static_cast<std::size_t>(set)];  // every normalizer has these at beta = 1
+    sum.entropy += plain.entropy;
+    sum.spread += plain.spread;
+    sum.largest_spread = std::max(sum.largest_spread, plain.spread);
+    sum.largest_peak = std::max(sum.largest_peak, plain.peak);
+    sum.predicted += predicts_right(diagnosis, batch, set) ? 1 : 0;
+    for (std::size_t r = 0; r < normalizers.size(); ++r) {
+      const RowStats& stats =
+          head.stats()[r * static_cast<std::size_t>(batch.sets) + static_cast<std::size_t>(set)];
+      Outcome& outcome = sum.outcomes[r];
+      outcome.beta += stats.beta;
+      outcome.sharpened += stats.beta > 1 ? 1 : 0;
+      outcome.entropy += normalizers[r].hard ? 0 : stats.sharp_entropy;
+      outcome.peak += normalizers[r].hard ? 1 : stats.sharp_peak;
+    }
+  }
+  for (std::size_t r = 0; r < normalizers.size(); ++r) sum.outcomes[r].correct = head.correct(r);
+  return sum;
+}
+
+std::vector<Normalizer> plain(std::span<const NamedNormalizer> named) {
+  std::vector<Normalizer> normalizers;
+  for (const NamedNormalizer& n : named) normalizers.push_back(n.normalizer);
+  return normalizers;
+}
+
+template <typename T>
+SizeOutcome evaluate_size(const std::vector<T>& parameters, const Diagnosis& diagnosis,
+                          std::span<const Normalizer> normalizers, const EvaluationOptions& options,
+                          std::int64_t items) {
+  const std::int64_t sets = sets_of(options, items), at_once = sets_at_once(items);
+  const std::int64_t tasks = (sets + at_once - 1) / at_once;
+  const int threads = core::resolve_threads(options.threads);
+  std::vector<Head<T>> heads(static_cast<std::size_t>(threads));
+  std::vector<Batch> batches(static_cast<std::size_t>(threads));
+  std::vector<SizeOutcome> parts(static_cast<std::size_t>(tasks));
+  core::parallel_for(tasks, threads, [&](std::int64_t task, int worker) {
+    Head<T>& head = heads[static_cast<std::size_t>(worker)];
+    Batch& batch = batches[static_cast<std::size_t>(worker)];
+    const std::int64_t first = task * at_once, count = std::min(at_once, sets - first);
+    draw_sets(options.seed, options.stream, items, first, count, batch);
+    head.forward(parameters.data(), batch, normalizers,
+                 count * items <= kKeptItems ? Keep::encoded : Keep::nothing);
+    parts[static_cast<std::size_t>(task)] = measure(head, batch, diagnosis, normalizers);
+    if (options.progress) options.progress(count * items);
+  });
+  SizeOutcome total{.items = items};
+  total.outcomes.resize(normalizers.size());
+  for (const SizeOutcome& part : parts) total += part;
+  divide_by_sets(total);
+  return total;
+}
+
+}  // namespace
+
+std::int64_t default_sets(std::int64_t items) { return items <= 4096 ? 4096 : 1024; }
+
+std::int64_t items_to_evaluate(const EvaluationOptions& options) {
+  return std::accumulate(
+      options.sizes.begin(), options.sizes.end(), std::int64_t{0},
+      [&](std::int64_t sum, std::int64_t items) { return sum + items * sets_of(options, items); });
+}
+
+std::vector<SizeOutcome> evaluate(const std::vector<float>& parameters,
+                                  std::span<const NamedNormalizer> normalizers,
+                                  const EvaluationOptions& options) {
+  for (const std::int64_t items : options.sizes) {
+    if (items < 1 || items > 1 << 24) {
+      throw Error("sizes: has " + std::to_string(items) + ", must be 1 to 16777216 items");
+    }
+  }
+  const Diagnosis diagnosis = diagnose(parameters);
+  const std::vector<Normalizer> unnamed = plain(normalizers);
+  const std::vector<double> exact(parameters.begin(), parameters.end());
+  std::vector<SizeOutcome> outcomes;
+  for (const std::int64_t items : options.sizes) {
+    outcomes.push_back(options.precision == Precision::f64
+                           ? evaluate_size(exact, diagnosis, unnamed, options, items)
+                           : evaluate_size(parameters, diagnosis, unnamed, options, items));
+  }
+  return outcomes;
+}
+
+std::vector<float> heat_map(const std::vector<float>& parameters,
+                            std::span<const NamedNormalizer> normalizers, std::uint64_t seed,
+                            std::int64_t items, std::int64_t sets, std::int64_t columns) {
+  const std::vector<Normalizer> unnamed = plain(normalizers);
+  const auto rules = static_cast<std::int64_t>(unnamed.size());
+  std::vector<float> map(static_cast<std::size_t>(rules * sets * columns), 0.0F);
+  Head<float> head;
+  Batch batch;
+  std::vector<std::int64_t> order(static_cast<std::size_t>(items));
+  for (std::int64_t set = 0; set < sets; ++set) {
+    draw_sets(seed, Stream::evaluation, items, set, 1, batch);
+    head.forward(parameters.data(), batch, unnamed, items <= kKeptItems ? Keep::encoded : Keep::nothing);
+    std::iota(order.begin(), order.end(), 0);
+    const std::int64_t shown = std::min(items, columns);
+    std::partial_sort(order.begin(), order.begin() + shown, order.end(), [&](std::int64_t a, std::int64_t b) {
+      return batch.priorities[static_cast<std::size_t>(a)] > batch.priorities[static_cast<std::size_t>(b)];
+    });
+    for (std::int64_t r = 0; r < rules; ++r) {
+      for (std::int64_t c = 0; c < shown; ++c) {
+        map[static_cast<std::size_t>((r * sets + set) * columns + c)] =
+            head.weights()[static_cast<std::size_t>(r * items + order[static_cast<std::size_t>(c)])];
+      }
+    }
+  }
+  return map;
+}
+
+}  // namespace whet::lab

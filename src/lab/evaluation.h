@@ -1,0 +1,72 @@
+// How well a trained head does on sets of any size, and under which normalizer.
+#ifndef WHET_LAB_EVALUATION_H_
+#define WHET_LAB_EVALUATION_H_
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lab/diagnosis.h"
+#include "lab/model.h"
+#include "lab/task.h"
+
+namespace whet::lab {
+
+struct NamedNormalizer {
+  std::string name;  // in results: "softmax", "paper", ...
+  Normalizer normalizer{};
+};
+
+enum class Precision { f32, f64 };
+
+struct EvaluationOptions {
+  std::vector<std::int64_t> sizes{};
+  std::int64_t sets = 0;   // of each size; 0: default_sets(size)
+  std::uint64_t seed = 1;  // of the sets; every model sees the same ones
+  Stream stream = Stream::evaluation;
+  Precision precision = Precision::f32;
+  int threads = 0;                                     // 0 = whet::threads(); no bit depends on it
+  std::function<void(std::int64_t items)> progress{};  // items done; called from several threads
+};
+
+std::int64_t default_sets(std::int64_t items);  // 4,096 up to 4,096 items, 1,024 above
+
+// Under one normalizer: means over sets unless said otherwise.
+struct Outcome {
+  std::int64_t correct = 0;  // sets
+  double beta = 0;
+  double sharpened = 0;  // share of rows with beta > 1
+  double entropy = 0;    // at that beta, nats
+  double peak = 0;       // largest weight at that beta
+};
+
+struct SizeOutcome {
+  std::int64_t items = 0;
+  std::int64_t sets = 0;
+  std::int64_t redrawn = 0;  // priorities drawn again because of a tie for the largest
+  double entropy = 0;        // at beta = 1
+  double spread = 0;         // mean, and largest
+  double largest_spread = 0;
+  double largest_peak = 0;          // largest weight of any set at beta = 1
+  std::int64_t predicted = 0;       // sets that a head of only slope and class offsets would get right
+  std::vector<Outcome> outcomes{};  // one a normalizer
+};
+
+// A progress total: the items that evaluate() will report.
+std::int64_t items_to_evaluate(const EvaluationOptions& options);
+
+std::vector<SizeOutcome> evaluate(const std::vector<float>& parameters,
+                                  std::span<const NamedNormalizer> normalizers,
+                                  const EvaluationOptions& options);
+
+// The weights of the `columns` items of largest priority, largest first, in the first `sets` evaluation sets
+// of a size: normalizers x sets x columns.
+std::vector<float> heat_map(const std::vector<float>& parameters,
+                            std::span<const NamedNormalizer> normalizers, std::uint64_t seed,
+                            std::int64_t items, std::int64_t sets, std::int64_t columns);
+
+}  // namespace whet::lab
+
+#endif  // WHET_LAB_EVALUATION_H_

@@ -1,0 +1,57 @@
+#include "lab/fit_points.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <span>
+
+#include "core/runtime.h"
+#include "core/thread_pool.h"
+#include "lab/model.h"
+
+namespace whet::lab {
+namespace {
+
+// No row asks for more: beyond, the second of two items would have to be told from the first by rounding
+// alone.
+constexpr double kLargestBeta = 0x1p20;
+
+void append_point(const Head<float>& head, const Batch& batch, std::int64_t set,
+                  std::vector<FitPoint>& points) {
+  const auto items = static_cast<std::size_t>(batch.items), begin = static_cast<std::size_t>(set) * items;
+  const auto priorities = std::span(batch.priorities).subspan(begin, items);
+  const auto logits = head.logits().subspan(begin, items);
+  const auto first =
+      static_cast<std::size_t>(std::max_element(priorities.begin(), priorities.end()) - priorities.begin());
+  if (logits[first] >= *std::max_element(logits.begin(), logits.end())) return;
+  points.push_back(
+      {head.stats()[static_cast<std::size_t>(set)].entropy, best_beta(logits, first, kLargestBeta)});
+}
+
+}  // namespace
+
+std::vector<FitPoint> fit_points(const std::vector<float>& parameters, const FitPointsOptions& options) {
+  constexpr std::int64_t kSetsAtOnce = 8;
+  const Normalizer normalizer{};
+  const int threads = core::resolve_threads(options.threads);
+  const std::int64_t per_size = (options.sets + kSetsAtOnce - 1) / kSetsAtOnce;
+  const std::int64_t tasks = per_size * static_cast<std::int64_t>(options.sizes.size());
+  std::vector<Head<float>> heads(static_cast<std::size_t>(threads));
+  std::vector<Batch> batches(static_cast<std::size_t>(threads));
+  std::vector<std::vector<FitPoint>> parts(static_cast<std::size_t>(tasks));
+  core::parallel_for(tasks, threads, [&](std::int64_t task, int worker) {
+    Head<float>& head = heads[static_cast<std::size_t>(worker)];
+    Batch& batch = batches[static_cast<std::size_t>(worker)];
+    const std::int64_t first = task % per_size * kSetsAtOnce;
+    draw_sets(options.seed, Stream::fit, options.sizes[static_cast<std::size_t>(task / per_size)], first,
+              std::min(kSetsAtOnce, options.sets - first), batch);
+    head.forward(parameters.data(), batch, std::span(&normalizer, 1), Keep::encoded);
+    for (std::int64_t set = 0; set < batch.sets; ++set) {
+      append_point(head, batch, set, parts[static_cast<std::size_t>(task)]);
+    }
+  });
+  std::vector<FitPoint> points;
+  for (const auto& part : parts) points.insert(points.end(), part.begin(), part.end());
+  return points;
+}
+
+}  // namespace whet::lab

@@ -1,0 +1,25 @@
+// The inputs that the paper fits its polynomial on, gathered from a trained head.
+#ifndef WHET_LAB_FIT_POINTS_H_
+#define WHET_LAB_FIT_POINTS_H_
+
+#include <cstdint>
+#include <vector>
+
+#include "lab/fit.h"
+
+namespace whet::lab {
+
+struct FitPointsOptions {
+  std::vector<std::int64_t> sizes{16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
+  std::int64_t sets = 1024;  // drawn of each size
+  std::uint64_t seed = 1;
+  int threads = 0;  // no bit depends on it
+};
+
+// A point for every drawn set whose item of largest priority hasn't the largest logit: its entropy at beta =
+// 1, and the beta that gives that item most weight.
+std::vector<FitPoint> fit_points(const std::vector<float>& parameters, const FitPointsOptions& options);
+
+}  // namespace whet::lab
+
+#endif  // WHET_LAB_FIT_POINTS_H_

@@ -1,0 +1,152 @@
+// The paper's head: encoders of items and query, one attention head, a read-out.
+//
+//     h1 = gelu(item1 x)      x: the priority, then the class one-hot
+//     h2 = gelu(item2 h1)     one a item
+//     e  = gelu(query2 gelu(query1 query))
+//     logit_i = q . k_i / sqrt(128),  q = Q e,  k_i = K h2_i        weights = normalize(logits)
+//     scores = output gelu(hidden O V sum_i weight_i h2_i)
+//
+// There is one query a set, so K and V act on sets instead of items: q . K h = (K^T q) . h, and V of the
+// weighted sum is the weighted sum of V. The same function and gradients at a third of the products.
+#ifndef WHET_LAB_MODEL_H_
+#define WHET_LAB_MODEL_H_
+
+#include <whet/row.h>
+#include <whet/rule.h>
+
+#include <array>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/dense.h"
+#include "lab/task.h"
+
+namespace whet::lab {
+
+inline constexpr std::int64_t kWidth = 128;
+// Distance of rows of activations: see kernels/dense.h.
+inline constexpr std::int64_t kStride = kWidth + 16;
+
+// A dense layer y = x kernel + bias: kernel (in, out) and bias (out) in the vector of all parameters.
+struct Layer {
+  const char* name;  // its tensors are name.kernel and name.bias
+  std::int64_t in;
+  std::int64_t out;
+  std::int64_t kernel;  // offsets
+  std::int64_t bias;
+};
+
+enum LayerId { kItem1, kItem2, kQuery1, kQuery2, kQ, kK, kV, kO, kHidden, kOutput, kLayers };
+
+// Every layer in order, kernel before bias, without gaps.
+extern const std::array<Layer, kLayers> kModel;
+inline constexpr std::int64_t kParameters = 118666;
+
+// Kernels from a normal distribution of variance 1 / in, cut at two standard deviations; biases 0.
+std::vector<float> initial_parameters(std::uint64_t seed);
+
+// How rows of logits become weights: the one place for other normalizers. softmax under a rule, or all weight
+// to the largest logit (the first of equals), which can't be trained with.
+struct Normalizer {
+  Rule rule{};
+  bool hard = false;
+};
+
+// What forward() remembers of the items.
+enum class Keep {
+  all,      // what backward() needs
+  encoded,  // the encoded items: 576 bytes an item
+  nothing   // encoded again where needed: any number of items in 9 bytes each, and 4 more a normalizer
+};
+
+// A batch's way through the model and back. T is float, or double for checks and precision studies.
+// Buffers grow to the largest batch seen and are kept.
+template <typename T>
+class Head {
+ public:
+  // The class scores of every set under each of the normalizers, which share the logits. `parameters` holds
+  // kParameters values; they, the batch and the normalizers must stay until backward().
+  void forward(const T* parameters, const Batch& batch, std::span<const Normalizer> normalizers,
+               Keep keep = Keep::all);
+
+  // Of the last forward(); by normalizer, then set.
+  double loss(std::size_t normalizer = 0) const { return loss_[normalizer]; }  // mean cross-entropy
+  std::int64_t correct(std::size_t normalizer = 0) const { return correct_[normalizer]; }
+  std::span<const T> logits() const { return logits_; }    // sets x items
+  std::span<const T> weights() const { return weights_; }  // normalizers x sets x items
+  std::span<const RowStats> stats() const {
+    return stats_;
+  }                                                      // normalizers x sets; hard ones: as under no rule
+  std::span<const T> scores() const { return scores_; }  // normalizers x sets x kClasses
+  std::span<const T> encoded_items() const { return encoded_items_; }  // kStride apart, unless Keep::nothing
+  std::span<const T> encoded_queries() const { return encoded_query_; }  // kStride apart
+
+  // gradients = d loss / d parameters after a forward() with one normalizer, not hard, and Keep::all;
+  // overwrites all kParameters of them. Items whose weight and whose gradient of the logit both vanish beside
+  // their set's largest in the arithmetic of T are left out.
+  void backward(T* gradients);
+
+ private:
+  void make_room();
+  void encode_query();
+  void encode_items();
+  void encode_block(std::int64_t row, std::int64_t rows);
+  void find_logits(std::int64_t row, std::int64_t rows);
+  void weigh();
+  void pool();
+  void pool_block(std::int64_t row, std::int64_t rows);
+  void read_out();
+  void score();
+  void read_out_backward(T* gradients);
+  void attend_backward(T* gradients);
+  void encode_items_backward(T* gradients);
+  void encode_query_backward(T* gradients);
+
+  // y = x kernel + bias, and its gradients: d kernel and d bias (overwritten), dx unless null.
+  void dense(LayerId layer, const T* x, std::int64_t rows, T* y) const;
+  void dense_backward(LayerId layer, const T* x, const T* dy, std::int64_t rows, T* gradients, T* dx) const;
+
+  const T* at(std::int64_t offset) const { return parameters_ + offset; }
+  std::int64_t items() const { return batch_->sets * batch_->items; }
+  // Rows of the read-out: one a set and normalizer.
+  std::int64_t outputs() const { return batch_->sets * static_cast<std::int64_t>(normalizers_.size()); }
+  // Where an item stands in encoded_items_, which has only the block that begins with item `first` if nothing
+  // is kept.
+  std::int64_t encoded_place(std::int64_t row, std::int64_t first) const {
+    return (keep_ == Keep::nothing ? row - first : row) * kStride;
+  }
+
+  kernels::DenseKernels<T> kernels_{};
+  const T* parameters_ = nullptr;
+  const Batch* batch_ = nullptr;
+  std::span<const Normalizer> normalizers_;
+  Keep keep_ = Keep::all;
+  std::vector<double> loss_;
+  std::vector<std::int64_t> correct_;
+
+  // One row a set, kStride apart.
+  std::vector<T> query1_, query2_, encoded_query_, q_, key_direction_;  // key_direction: K^T q
+  std::vector<T> dpooled_, dkey_direction_, dsets_[2];
+
+  // One row a set and normalizer.
+  std::vector<T> pooled_, v_, o_, hidden_, hidden_out_;
+  std::vector<T> totals_;            // one number: the sum of the weights
+  std::vector<T> scores_, dscores_;  // kClasses apart
+  std::vector<RowStats> stats_;
+
+  // One row an item.
+  std::vector<T> class_offsets_;  // kClasses x kWidth: what the first item layer adds for a class
+  std::vector<T> item1_;          // the block at hand
+  std::vector<T> item2_, encoded_items_;
+  std::vector<T> logits_, weights_, dlogits_;  // one number
+  struct Active {
+    std::vector<float> priorities;
+    std::vector<std::uint8_t> classes;
+    std::vector<T> item1, ditem1, ditem2;
+  } active_;
+};
+
+}  // namespace whet::lab
+
+#endif  // WHET_LAB_MODEL_H_

@@ -1,0 +1,144 @@
+#include "lab/recipe.h"
+
+#include <whet/error.h>
+
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <numbers>
+#include <utility>
+
+namespace whet::lab {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr std::array<std::pair<L2, std::string_view>, 4> kL2Names{
+    {{L2::none, "none"}, {L2::sum, "sum"}, {L2::half, "half"}, {L2::decoupled, "decoupled"}}};
+constexpr std::array<std::pair<Schedule, std::string_view>, 3> kScheduleNames{
+    {{Schedule::constant, "constant"}, {Schedule::linear, "linear"}, {Schedule::cosine, "cosine"}}};
+
+template <typename Names, typename Value>
+std::string_view name_in(const Names& names, Value value) {
+  for (const auto& [known, name] : names) {
+    if (known == value) return name;
+  }
+  return "";
+}
+
+template <typename Names>
+auto value_in(const Names& names, std::string_view field, std::string_view text) {
+  std::string allowed;
+  for (const auto& [value, name] : names) {
+    if (name == text) return value;
+    allowed += (allowed.empty() ? "" : ", ") + std::string(name);
+  }
+  throw Error(std::string(field) + ": is '" + std::string(text) + "', must be one of " + allowed);
+}
+
+void require(bool holds, const std::string& field, const std::string& value, const std::string& range) {
+  if (!holds) throw Error(field + ": is " + value + ", must be " + range);
+}
+
+}  // namespace
+
+bool operator==(const Recipe& a, const Recipe& b) { return to_json(a) == to_json(b); }
+
+double Recipe::rate_at(std::int64_t step) const {
+  const double done = static_cast<double>(step) / static_cast<double>(steps);
+  switch (schedule) {
+    case Schedule::linear:
+      return rate * (1 - done);
+    case Schedule::cosine:
+      return rate * 0.5 * (1 + std::cos(std::numbers::pi * done));
+    default:
+      return rate;
+  }
+}
+
+Recipe named_recipe(std::string_view name) {
+  if (name == "paper") return {};
+  if (name == "sharp") {
+    return {.sets = {.zoom = 6}, .schedule = Schedule::linear, .l2_form = L2::none, .l2 = 0};
+  }
+  throw Error("recipe: is '" + std::string(name) + "', must be paper or sharp");
+}
+
+void check(const Recipe& r) {
+  const auto text = [](auto value) { return Json(value).dump(); };
+  require(r.steps >= 1 && r.steps <= 1'000'000'000, "steps", text(r.steps), "1 to 1000000000");
+  require(r.batch >= 1 && r.batch <= 65536, "batch", text(r.batch), "1 to 65536");
+  require(r.sets.smallest >= 1 && r.sets.smallest <= r.sets.largest && r.sets.largest <= 4096, "items",
+          text(r.sets.smallest) + " to " + text(r.sets.largest), "a range within 1 to 4096");
+  require(r.sets.zoom >= 0 && r.sets.zoom <= 7, "zoom", text(r.sets.zoom), "0 to 7 decades");
+  require(r.rate > 0 && r.rate <= 1, "rate", text(r.rate), "above 0 and at most 1");
+  require(!r.normalizer.hard, "rule", "hard", "one that has a gradient");
+  require(r.l2 >= 0 && r.l2 <= 1, "l2", text(r.l2), "0 to 1");
+}
+
+std::string_view name_of(L2 form) { return name_in(kL2Names, form); }
+std::string_view name_of(Schedule schedule) { return name_in(kScheduleNames, schedule); }
+L2 parse_l2(std::string_view name) { return value_in(kL2Names, "l2-form", name); }
+Schedule parse_schedule(std::string_view name) { return value_in(kScheduleNames, "schedule", name); }
+
+Json to_json(const Recipe& r) {
+  return {{"seed", r.seed},
+          {"steps", r.steps},
+          {"batch", r.batch},
+          {"items", Json::array({r.sets.smallest, r.sets.largest})},
+          {"zoom", r.sets.zoom},
+          {"rate", r.rate},
+          {"schedule", name_of(r.schedule)},
+          {"l2_form", name_of(r.l2_form)},
+          {"l2", r.l2},
+          {"l2_biases", r.l2_biases},
+          {"rule", r.normalizer.rule.name()}};
+}
+
+Recipe recipe_from_json(const Json& json) {
+  Recipe recipe;
+  std::string field;
+  const auto wrong = [&] { return Error(field + ": is missing or not what a recipe has there"); };
+  try {
+    const auto value = [&](const char* name) -> const Json& { return json.at(field = name); };
+    // get() would cut a fraction off.
+    const auto integer = [&](const Json& number) -> const Json& {
+      if (!number.is_number_integer()) throw wrong();
+      return number;
+    };
+    if (!value("seed").is_number_unsigned()) throw wrong();
+    recipe.seed = value("seed").get<std::uint64_t>();
+    recipe.steps = integer(value("steps")).get<std::int64_t>();
+    recipe.batch = integer(value("batch")).get<std::int64_t>();
+    recipe.sets.smallest = integer(value("items").at(0)).get<int>();
+    recipe.sets.largest = integer(value("items").at(1)).get<int>();
+    if (value("items") != Json::array({recipe.sets.smallest, recipe.sets.largest})) throw wrong();
+    recipe.sets.zoom = value("zoom").get<double>();
+    recipe.rate = value("rate").get<double>();
+    recipe.schedule = parse_schedule(value("schedule").get<std::string>());
+    recipe.l2_form = parse_l2(value("l2_form").get<std::string>());
+    recipe.l2 = value("l2").get<double>();
+    recipe.l2_biases = value("l2_biases").get<bool>();
+    recipe.normalizer.rule = Rule::parse(value("rule").get<std::string>());
+  } catch (const Json::exception&) {
+    throw wrong();
+  }
+  check(recipe);
+  // A field this version doesn't know may change what training does; leaving it out would be another recipe.
+  const Json known = to_json(recipe);
+  for (const auto& [name, ignored] : json.items()) {
+    if (!known.contains(name)) throw Error(name + ": is not a field of a recipe");
+  }
+  return recipe;
+}
+
+std::string difference(const Recipe& there, const Recipe& here) {
+  const Json a = to_json(there), b = to_json(here);
+  for (const auto& [name, value] : a.items()) {
+    if (value != b.at(name))
+      return name + " is " + value.dump() + " there and " + b.at(name).dump() + " here";
+  }
+  return "";
+}
+
+}  // namespace whet::lab

@@ -1,0 +1,62 @@
+// How a head is trained: everything its weights depend on.
+#ifndef WHET_LAB_RECIPE_H_
+#define WHET_LAB_RECIPE_H_
+
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+
+#include "lab/model.h"
+#include "lab/task.h"
+
+namespace whet::lab {
+
+// The paper says "L2 regularisation with 0.001" and no more. With w all regularised parameters:
+enum class L2 {
+  none,
+  sum,       // loss + l2 * sum w^2: gradient 2 l2 w
+  half,      // loss + l2 / 2 * sum w^2: gradient l2 w
+  decoupled  // w -= rate * l2 * w beside Adam's step, as AdamW
+};
+
+enum class Schedule { constant, linear, cosine };  // the last two end at 0
+
+struct Recipe {
+  std::uint64_t seed = 0;
+  std::int64_t steps = 100'000;
+  std::int64_t batch = 128;
+  TrainingSets sets{};
+  double rate = 0.001;
+  Schedule schedule = Schedule::constant;
+  L2 l2_form = L2::half;
+  double l2 = 0.001;
+  bool l2_biases = true;
+  Normalizer normalizer{};
+
+  double rate_at(std::int64_t step) const;  // of steps 0 .. steps - 1
+
+  friend bool operator==(const Recipe&, const Recipe&);
+};
+
+// "paper": the defaults above. "sharp": what keeps a head's order in large sets. Error for other names.
+Recipe named_recipe(std::string_view name);
+
+// Error naming the field if one is out of range.
+void check(const Recipe& recipe);
+
+std::string_view name_of(L2 form);
+std::string_view name_of(Schedule schedule);
+L2 parse_l2(std::string_view name);  // these two: Error that lists the names
+Schedule parse_schedule(std::string_view name);
+
+// Both ways, bit for bit. From JSON: Error naming the field if one is missing, unknown or wrong.
+nlohmann::ordered_json to_json(const Recipe& recipe);
+Recipe recipe_from_json(const nlohmann::ordered_json& json);
+
+// One line on the first field in which two recipes differ: "steps is 1000 there and 2000 here".
+std::string difference(const Recipe& there, const Recipe& here);
+
+}  // namespace whet::lab
+
+#endif  // WHET_LAB_RECIPE_H_

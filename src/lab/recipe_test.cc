@@ -1,0 +1,262 @@
+#include "lab/recipe.h"
+
+#include <gtest/gtest.h>
+#include <whet/error.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace whet::lab {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// The text of the Error that `act` throws, "" if there is none.
+std::string error_of(const std::function<void()>& act) {
+  try {
+    act();
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+std::string error_of_json(const Json& json) {
+  return error_of([&] { recipe_from_json(json); });
+}
+
+bool begins_with(const std::string& text, const std::string& start) { return text.rfind(start, 0) == 0; }
+
+// Every field off its default, every double one that decimal notation strains with.
+Recipe odd_recipe() {
+  return {.seed = std::numeric_limits<std::uint64_t>::max(),
+          .steps = 999'999'999,
+          .batch = 65535,
+          .sets = {.smallest = 3, .largest = 4095, .zoom = 0x1.fffffffffffffp-1},
+          .rate = 0x1.999999999999bp-11,
+          .schedule = Schedule::cosine,
+          .l2_form = L2::decoupled,
+          .l2 = std::numeric_limits<double>::denorm_min(),
+          .l2_biases = false,
+          .normalizer = {.rule = Rule::log_length(0x1.0000000000001p4, 0.1 + 0.2)}};
+}
+
+void expect_same(const Recipe& a, const Recipe& b) {
+  EXPECT_EQ(a.seed, b.seed);
+  EXPECT_EQ(a.steps, b.steps);
+  EXPECT_EQ(a.batch, b.batch);
+  EXPECT_EQ(a.sets.smallest, b.sets.smallest);
+  EXPECT_EQ(a.sets.largest, b.sets.largest);
+  EXPECT_EQ(a.sets.zoom, b.sets.zoom);
+  EXPECT_EQ(a.rate, b.rate);
+  EXPECT_EQ(a.schedule, b.schedule);
+  EXPECT_EQ(a.l2_form, b.l2_form);
+  EXPECT_EQ(a.l2, b.l2);
+  EXPECT_EQ(a.l2_biases, b.l2_biases);
+  EXPECT_TRUE(a.normalizer.rule == b.normalizer.rule);
+}
+
+Recipe through_text(const Recipe& recipe) { return recipe_from_json(Json::parse(to_json(recipe).dump())); }
+
+TEST(Recipe, SurvivesJsonBitForBit) {
+  for (const Recipe& recipe : {Recipe{}, named_recipe("sharp"), odd_recipe()}) {
+    const Recipe back = through_text(recipe);
+    expect_same(recipe, back);
+    EXPECT_TRUE(recipe == back);
+    EXPECT_EQ(to_json(recipe).dump(), to_json(back).dump());
+  }
+  Recipe recipe;
+  for (const double rate : {0.1, 1.0 / 3, 1e-300, 5e-324, 1 - 0x1p-53, 1.0}) {
+    recipe.rate = rate;
+    EXPECT_EQ(through_text(recipe).rate, rate);
+  }
+}
+
+TEST(Recipe, KeepsEveryRule) {
+  const std::vector<double> coefficients{-0.037, 0.481, -2.3, 4.917, -1.791};
+  for (const Rule& rule :
+       {Rule::none(), Rule::fixed(1.0 / 3), Rule::paper(), Rule::polynomial(coefficients, 0.75, 4.1),
+        Rule::log_length(16), Rule::ssmax(0.43), Rule::target_entropy(0.2), Rule::target_peak(0.9)}) {
+    Recipe recipe;
+    recipe.normalizer.rule = rule;
+    EXPECT_TRUE(through_text(recipe).normalizer.rule == rule) << rule.name();
+  }
+}
+
+TEST(Recipe, EveryFieldCounts) {
+  const Recipe base;
+  const Recipe odd = odd_recipe();
+  const std::vector<std::pair<std::string, std::function<void(Recipe&)>>> changes = {
+      {"seed", [&](Recipe& r) { r.seed = odd.seed; }},
+      {"steps", [&](Recipe& r) { r.steps = odd.steps; }},
+      {"batch", [&](Recipe& r) { r.batch = odd.batch; }},
+      {"items", [&](Recipe& r) { r.sets.smallest = odd.sets.smallest; }},
+      {"items", [&](Recipe& r) { r.sets.largest = odd.sets.largest; }},
+      {"zoom", [&](Recipe& r) { r.sets.zoom = odd.sets.zoom; }},
+      {"rate", [&](Recipe& r) { r.rate = std::nextafter(r.rate, 1.0); }},
+      {"schedule", [&](Recipe& r) { r.schedule = odd.schedule; }},
+      {"l2_form", [&](Recipe& r) { r.l2_form = odd.l2_form; }},
+      {"l2", [&](Recipe& r) { r.l2 = odd.l2; }},
+      {"l2_biases", [&](Recipe& r) { r.l2_biases = odd.l2_biases; }},
+      {"rule", [&](Recipe& r) { r.normalizer.rule = odd.normalizer.rule; }}};
+  for (const auto& [field, change] : changes) {
+    Recipe other = base;
+    change(other);
+    EXPECT_FALSE(base == other) << field;
+    EXPECT_TRUE(begins_with(difference(base, other), field + " is ")) << difference(base, other);
+  }
+}
+
+TEST(Recipe, SaysWhereTwoDiffer) {
+  Recipe there, here;
+  EXPECT_EQ(difference(there, here), "");
+  there.steps = 1000;
+  here.steps = 2000;
+  here.l2 = 0.5;  // only the first one is told
+  EXPECT_EQ(difference(there, here), "steps is 1000 there and 2000 here");
+  here.steps = there.steps;
+  EXPECT_EQ(difference(there, here), "l2 is 0.001 there and 0.5 here");
+  here.l2 = there.l2;
+  here.normalizer.rule = Rule::fixed(2);
+  EXPECT_EQ(difference(there, here), "rule is \"none\" there and \"fixed:2\" here");
+}
+
+TEST(RecipeJson, NamesAMissingField) {
+  const Json whole = to_json(Recipe{});
+  for (const auto& [field, ignored] : whole.items()) {
+    Json json = whole;
+    json.erase(field);
+    EXPECT_TRUE(begins_with(error_of_json(json), field + ": is missing")) << error_of_json(json);
+  }
+}
+
+TEST(RecipeJson, NamesAnUnknownField) {
+  Json json = to_json(Recipe{});
+  json["momentum"] = 0.9;
+  EXPECT_EQ(error_of_json(json), "momentum: is not a field of a recipe");
+}
+
+// A value that isn't what the field holds is refused, not bent until it fits.
+TEST(RecipeJson, NamesAFieldOfTheWrongKind) {
+  const std::vector<std::pair<std::string, std::string>> wrong = {
+      {"seed", "-1"},         {"seed", "1.5"},
+      {"seed", "\"1\""},      {"seed", "true"},
+      {"steps", "100.5"},     {"steps", "1e300"},
+      {"steps", "null"},      {"steps", "true"},
+      {"batch", "[128]"},     {"batch", "128.25"},
+      {"items", "5"},         {"items", "[5]"},
+      {"items", "[5,6,7]"},   {"items", "[5.5,16]"},
+      {"items", "{\"a\":1}"}, {"items", "[4294967301,4294967302]"},
+      {"zoom", "\"4\""},      {"zoom", "true"},
+      {"rate", "true"},       {"rate", "[]"},
+      {"schedule", "1"},      {"schedule", "\"step\""},
+      {"l2_form", "\"l1\""},  {"l2_form", "null"},
+      {"l2", "null"},         {"l2", "false"},
+      {"l2_biases", "1"},     {"l2_biases", "\"yes\""},
+      {"rule", "3"},          {"rule", "\"\""},
+      {"rule", "\"none \""}};
+  for (const auto& [field, value] : wrong) {
+    Json json = to_json(Recipe{});
+    json[field] = Json::parse(value);
+    const std::string error = error_of_json(json);
+    // parse_l2 speaks to the command line, which spells its options with a hyphen.
+    EXPECT_TRUE(begins_with(error, field == "l2_form" ? "l2" : field))
+        << field << " = " << value << ": " << error;
+  }
+}
+
+TEST(RecipeJson, IsAnObject) {
+  for (const char* text : {"null", "5", "\"paper\"", "[]", "{}", "[{\"seed\":1}]"}) {
+    EXPECT_TRUE(begins_with(error_of_json(Json::parse(text)), "seed: ")) << text;
+  }
+}
+
+TEST(RecipeCheck, AcceptsTheEndsOfEveryRange) {
+  const auto accepts = [](const std::function<void(Recipe&)>& change) {
+    Recipe recipe;
+    change(recipe);
+    return error_of([&] { check(recipe); });
+  };
+  EXPECT_EQ(accepts([](Recipe& r) { r.steps = r.batch = r.sets.smallest = r.sets.largest = 1; }), "");
+  EXPECT_EQ(accepts([](Recipe& r) { r.steps = 1'000'000'000; }), "");
+  EXPECT_EQ(accepts([](Recipe& r) { r.batch = 65536; }), "");
+  EXPECT_EQ(accepts([](Recipe& r) { r.sets = {4096, 4096, 7.0}; }), "");
+  EXPECT_EQ(accepts([](Recipe& r) { r.rate = r.l2 = 1; }), "");
+  EXPECT_EQ(accepts([](Recipe& r) { r.rate = 5e-324; }), "");
+  EXPECT_EQ(accepts([](Recipe& r) { r.l2 = r.sets.zoom = 0; }), "");
+}
+
+TEST(RecipeCheck, RefusesWhatIsBeyondAndSaysWhatMayBe) {
+  const auto error = [](const std::function<void(Recipe&)>& change) {
+    Recipe recipe;
+    change(recipe);
+    return error_of([&] { check(recipe); });
+  };
+  EXPECT_EQ(error([](Recipe& r) { r.steps = 0; }), "steps: is 0, must be 1 to 1000000000");
+  EXPECT_EQ(error([](Recipe& r) { r.steps = 1'000'000'001; }),
+            "steps: is 1000000001, must be 1 to 1000000000");
+  EXPECT_EQ(error([](Recipe& r) { r.batch = -1; }), "batch: is -1, must be 1 to 65536");
+  EXPECT_EQ(error([](Recipe& r) { r.batch = 65537; }), "batch: is 65537, must be 1 to 65536");
+  EXPECT_EQ(error([](Recipe& r) { r.sets.smallest = 0; }),
+            "items: is 0 to 16, must be a range within 1 to 4096");
+  EXPECT_EQ(error([](Recipe& r) { r.sets.smallest = 17; }),
+            "items: is 17 to 16, must be a range within 1 to 4096");
+  EXPECT_EQ(error([](Recipe& r) { r.sets.largest = 4097; }),
+            "items: is 5 to 4097, must be a range within 1 to 4096");
+  for (const double zoom : {-0.1, 7.1, std::nan(""), double{INFINITY}}) {
+    EXPECT_TRUE(begins_with(error([&](Recipe& r) { r.sets.zoom = zoom; }), "zoom: is ")) << zoom;
+  }
+  for (const double rate : {0.0, -0.001, 1.001, std::nan(""), double{INFINITY}}) {
+    EXPECT_TRUE(begins_with(error([&](Recipe& r) { r.rate = rate; }), "rate: is ")) << rate;
+  }
+  for (const double l2 : {-1e-9, 1.001, std::nan(""), double{INFINITY}}) {
+    EXPECT_TRUE(begins_with(error([&](Recipe& r) { r.l2 = l2; }), "l2: is ")) << l2;
+  }
+}
+
+TEST(RecipeNames, AreTwoRecipes) {
+  EXPECT_TRUE(named_recipe("paper") == Recipe{});
+  EXPECT_EQ(named_recipe("paper").schedule, Schedule::constant);
+  EXPECT_EQ(named_recipe("paper").l2, 0.001);
+  const Recipe sharp = named_recipe("sharp");
+  EXPECT_EQ(sharp.sets.zoom, 6);
+  EXPECT_EQ(sharp.schedule, Schedule::linear);
+  EXPECT_EQ(sharp.l2_form, L2::none);
+  for (const char* name : {"paper", "sharp"})
+    EXPECT_EQ(error_of([&] { check(named_recipe(name)); }), "") << name;
+  EXPECT_EQ(error_of([] { named_recipe("blunt"); }), "recipe: is 'blunt', must be paper or sharp");
+}
+
+TEST(RecipeNames, OfFormsAndSchedulesParseAgain) {
+  for (const L2 form : {L2::none, L2::sum, L2::half, L2::decoupled}) EXPECT_EQ(parse_l2(name_of(form)), form);
+  for (const Schedule schedule : {Schedule::constant, Schedule::linear, Schedule::cosine}) {
+    EXPECT_EQ(parse_schedule(name_of(schedule)), schedule);
+  }
+  EXPECT_EQ(error_of([] { parse_l2("l1"); }), "l2-form: is 'l1', must be one of none, sum, half, decoupled");
+  EXPECT_EQ(error_of([] { parse_schedule(""); }), "schedule: is '', must be one of constant, linear, cosine");
+}
+
+TEST(RecipeRate, FollowsItsSchedule) {
+  Recipe recipe{.steps = 1000, .rate = 0.25};
+  for (const std::int64_t step : {0, 500, 999}) EXPECT_EQ(recipe.rate_at(step), 0.25);
+
+  recipe.schedule = Schedule::linear;
+  EXPECT_EQ(recipe.rate_at(0), 0.25);
+  EXPECT_EQ(recipe.rate_at(500), 0.125);
+  EXPECT_NEAR(recipe.rate_at(999), 0.25 / 1000, 1e-15);  // the step after the last would have none
+
+  recipe.schedule = Schedule::cosine;
+  EXPECT_EQ(recipe.rate_at(0), 0.25);
+  EXPECT_NEAR(recipe.rate_at(250), 0.125 * (1 + std::sqrt(0.5)), 1e-15);
+  EXPECT_NEAR(recipe.rate_at(500), 0.125, 1e-15);
+  EXPECT_NEAR(recipe.rate_at(999), 0.25 * std::pow(M_PI / 2000, 2), 1e-11);
+  EXPECT_GT(recipe.rate_at(999), 0);
+}
+
+}  // namespace
+}  // namespace whet::lab

@@ -1,0 +1,322 @@
+#include "lab/reproduction.h"
+
+#include <whet/error.h>
+#include <whet/horizon.h>
+
+#include <algorithm>
+#include <cmath>
+#include <exception>
+#include <filesystem>
+#include <mutex>
+#include <nlohmann/json.hpp>
+
+#include "core/runtime.h"
+#include "core/thread_pool.h"
+#include "lab/calibration.h"
+#include "lab/significance.h"
+
+namespace whet::lab {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int kVersion = 1;
+constexpr std::size_t kMostScatter = 4000;  // points of the fit kept for drawing
+constexpr std::int64_t kMapSets = 32, kMapColumns = 16;
+
+double mean_of(const SizeOutcome& size, std::int64_t count) {
+  return static_cast<double>(count) / static_cast<double>(size.sets);
+}
+
+Json to_json(const SizeOutcome& size, std::span<const NamedNormalizer> normalizers) {
+  Json rules = Json::object();
+  for (std::size_t r = 0; r < normalizers.size(); ++r) {
+    const Outcome& o = size.outcomes[r];
+    rules[normalizers[r].name] = {{"accuracy", mean_of(size, o.correct)},
+                                  {"beta", o.beta},
+                                  {"sharpened", o.sharpened},
+                                  {"entropy", o.entropy},
+                                  {"peak", o.peak}};
+  }
+  return {{"items", size.items},
+          {"sets", size.sets},
+          {"redrawn", size.redrawn},
+          {"entropy", size.entropy},
+          {"spread", size.spread},
+          {"largest_spread", size.largest_spread},
+          {"largest_weight", size.largest_peak},
+          {"weight_bound", largest_weight(static_cast<double>(size.items), size.largest_spread)},
+          {"paper_bound", paper_bounds(static_cast<double>(size.items), size.largest_spread).upper},
+          {"predicted", mean_of(size, size.predicted)},
+          {"rules", rules}};
+}
+
+Json to_json(const Diagnosis& d) {
+  return {
+      {"slope", d.slope}, {"offsets", d.offsets}, {"deviation", d.deviation}, {"resolution", d.resolution}};
+}
+
+Json to_json(const PolynomialFit& fit) {
+  if (fit.coefficients.empty()) return nullptr;
+  return {{"coefficients", fit.coefficients},
+          {"lowest_entropy", fit.lowest_entropy},
+          {"highest_entropy", fit.highest_entropy},
+          {"rms_residual", fit.rms_residual},
+          {"r_squared", fit.r_squared},
+          {"points", fit.points},
+          {"rule", fit.rule().name()}};
+}
+
+Json sizes_json(const std::vector<SizeOutcome>& outcomes, std::span<const NamedNormalizer> normalizers) {
+  Json sizes = Json::array();
+  for (const SizeOutcome& outcome : outcomes) sizes.push_back(to_json(outcome, normalizers));
+  return sizes;
+}
+
+EvaluationOptions evaluation_of(const StudyOptions& options, const Watcher& watcher) {
+  return {.sizes = options.sizes,
+          .sets = options.sets,
+          .seed = options.seed,
+          .stream = Stream::evaluation,
+          .precision = options.precision,
+          .threads = options.threads,
+          .progress = watcher.advance};
+}
+
+EvaluationOptions calibrated_evaluation_of(const StudyOptions& options, const Watcher& watcher) {
+  EvaluationOptions fewer = evaluation_of(options, watcher);
+  fewer.sets = options.sets > 0 ? std::max<std::int64_t>(1, options.sets / 4) : 1024 / 4;
+  return fewer;
+}
+
+FitPointsOptions fit_of(const StudyOptions& options) {
+  FitPointsOptions fit{.seed = options.seed, .threads = options.threads};
+  if (options.sets > 0) fit.sets = std::min(fit.sets, options.sets);
+  return fit;
+}
+
+std::vector<NamedNormalizer> rules_without_fit(const Run& run, const StudyOptions& options) {
+  const std::int64_t trained = run.recipe.sets.largest;
+  const std::vector<NamedNormalizer> softmax{{"softmax", {}}};
+  const SizeOutcome in_distribution = evaluate(run.parameters, softmax,
+                                               {.sizes = {trained},
+                                                .sets = 4096,
+                                                .seed = options.seed,
+                                                .stream = Stream::calibration,
+                                                .precision = options.precision,
+                                                .threads = options.threads,
+                                                .progress = {}})
+                                          .front();
+  std::vector<NamedNormalizer> rules{
+      {"softmax", {}},
+      {"paper", {.rule = Rule::paper()}},
+      {"fixed", {.rule = Rule::fixed(2)}},
+      {"log_length", {.rule = Rule::log_length(std::max(2.0, static_cast<double>(trained)))}}};
+  // A head that gives all weight to one item on small sets has no target to hold: then these two are left
+  // out.
+  if (in_distribution.entropy > 0) {
+    rules.push_back({"target_entropy", {.rule = Rule::target_entropy(in_distribution.entropy)}});
+  }
+  if (in_distribution.outcomes.front().peak < 1) {
+    rules.push_back({"target_peak", {.rule = Rule::target_peak(in_distribution.outcomes.front().peak)}});
+  }
+  return rules;
+}
+
+// The head with its keys calibrated: what is left of its loss is dispersion.
+Json calibrated_json(const Run& run, const StudyOptions& options, CalibrationMethod method,
+                     const Watcher& watcher) {
+  Run edited = run;
+  const Calibration calibration = calibrate(run.parameters, method, options.seed);
+  edited.parameters = calibration.parameters;
+  std::vector<NamedNormalizer> normalizers = rules_without_fit(edited, options);
+  normalizers.push_back({"hard", {.rule = {}, .hard = true}});
+  const auto outcomes = evaluate(edited.parameters, normalizers, calibrated_evaluation_of(options, watcher));
+  return {{"what", calibration.text},
+          {"directions", calibration.directions},
+          {"diagnosis", to_json(diagnose(edited.parameters))},
+          {"sizes", sizes_json(outcomes, normalizers)}};
+}
+
+// Of one head: three digits are all a picture shows.
+Json map_json(const Run& run, const Study& study, const StudyOptions& options) {
+  Json frames = Json::array();
+  for (const std::int64_t items : options.sizes) {
+    const std::vector<float> map =
+        heat_map(run.parameters, study.normalizers, options.seed, items, kMapSets, kMapColumns);
+    Json rules = Json::object();
+    for (std::size_t r = 0; r < study.normalizers.size(); ++r) {
+      Json rows = Json::array();
+      for (std::size_t set = 0; set < kMapSets; ++set) {
+        Json row = Json::array();
+        for (std::size_t c = 0; c < kMapColumns; ++c) {
+          const double weight = map[(r * kMapSets + set) * kMapColumns + c];
+          row.push_back(std::round(weight * 1e4) / 1e4);
+        }
+        rows.push_back(row);
+      }
+      rules[study.normalizers[r].name] = rows;
+    }
+    frames.push_back({{"items", items}, {"rules", rules}});
+  }
+  return {{"seed", run.recipe.seed}, {"sets", kMapSets}, {"columns", kMapColumns}, {"frames", frames}};
+}
+
+Json scatter_json(const std::vector<FitPoint>& points) {
+  Json scatter = Json::array();
+  const std::size_t step = points.size() / kMostScatter + 1;
+  for (std::size_t i = 0; i < points.size(); i += step) {
+    scatter.push_back(Json::array(
+        {std::round(points[i].entropy * 1e5) / 1e5, std::round(points[i].best_beta * 1e4) / 1e4}));
+  }
+  return scatter;
+}
+
+Json model_json(const Run& run, const Study& study, const std::vector<SizeOutcome>& outcomes) {
+  Json rules = Json::object(), metrics = Json::array();
+  for (const NamedNormalizer& n : study.normalizers)
+    rules[n.name] = n.normalizer.hard ? "hard" : n.normalizer.rule.name();
+  for (const Metrics& m : run.metrics) metrics.push_back(Json::array({m.step, m.loss, m.accuracy}));
+  Json json{{"seed", run.recipe.seed},
+            {"recipe", to_json(run.recipe)},
+            {"step", run.step},
+            {"rules", rules},
+            {"diagnosis", to_json(diagnose(run.parameters))},
+            {"spread_allowed", spread_allowed(run.parameters)},
+            {"fit", to_json(study.fit)},
+            {"sizes", sizes_json(outcomes, study.normalizers)},
+            {"metrics", metrics}};
+  if (!run.edit.empty()) json["edit"] = run.edit;
+  return json;
+}
+
+Json difference_json(const std::vector<double>& a, const std::vector<double>& b) {
+  const PairedTest test = paired_test(a, b);
+  return {{"difference", test.mean}, {"low", test.low}, {"high", test.high}, {"p", test.p}};
+}
+
+// Over the seeds, at every size and for every rule that all models have.
+Json summary_json(const Json& models, const char* part = nullptr) {
+  const auto sizes_of = [&](const Json& model) -> const Json& {
+    return part == nullptr ? model.at("sizes") : model.at("calibrated").at(part).at("sizes");
+  };
+  const auto accuracies = [&](std::size_t size, const std::string& rule) {
+    std::vector<double> values;
+    for (const Json& model : models) {
+      const Json& rules = sizes_of(model).at(size).at("rules");
+      if (rules.contains(rule)) values.push_back(rules.at(rule).at("accuracy").get<double>());
+    }
+    return values;
+  };
+  Json summary = Json::array();
+  for (std::size_t size = 0; size < sizes_of(models.at(0)).size(); ++size) {
+    const Json& first = sizes_of(models.at(0)).at(size);
+    const std::vector<double> softmax = accuracies(size, "softmax"), ceiling = accuracies(size, "hard");
+    Json rules = Json::object();
+    for (const auto& [rule, ignored] : first.at("rules").items()) {
+      const std::vector<double> values = accuracies(size, rule);
+      if (values.size() != models.size()) continue;
+      const Summary accuracy = summarize(values);
+      rules[rule] = {{"accuracy", accuracy.mean},
+                     {"deviation", accuracy.deviation},
+                     {"against_softmax", difference_json(values, softmax)},
+                     {"against_ceiling", difference_json(values, ceiling)}};
+    }
+    summary.push_back({{"items", first.at("items")}, {"sets", first.at("sets")}, {"rules", rules}});
+  }
+  return summary;
+}
+
+// Table 1 of arXiv 2410.01104; percent. null: not in the paper, or not verified.
+Json paper_json() {
+  return {{"source", "arXiv 2410.01104, Table 1"},
+          {"items", {16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}},
+          {"softmax", {98.6, 97.1, 94.3, 89.7, 81.3, 70.1, 53.8, 35.7, 22.6, 15.7, 12.4}},
+          {"paper", {98.6, 97.1, 94.5, 89.9, 82.1, 72.5, 57.7, 39.4, 24.9, 17.5, 14.0}},
+          {"p", {0.4, nullptr, 2e-3, nullptr, 2e-4, nullptr, 1e-4, nullptr, 0.02, nullptr, 4e-3}},
+          {"unverified", {32, 128, 8192}}};
+}
+
+}  // namespace
+
+std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, int seeds, int threads,
+                             const Watcher& watcher) {
+  check(recipe);
+  if (seeds < 1 || seeds > 10000) throw Error("seeds: is " + std::to_string(seeds) + ", must be 1 to 10000");
+  std::vector<std::string> folders;
+  std::vector<Recipe> recipes;
+  for (int i = 0; i < seeds; ++i) {
+    recipes.push_back(recipe);
+    recipes.back().seed += static_cast<std::uint64_t>(i);
+    folders.push_back(
+        (std::filesystem::path(folder) / ("seed-" + std::to_string(recipes.back().seed))).string());
+  }
+  watcher.begin("training", recipe.steps * seeds);
+  std::mutex mutex;
+  std::exception_ptr failure;
+  core::parallel_for(seeds, core::resolve_threads(threads), [&](std::int64_t task, int) {
+    const auto i = static_cast<std::size_t>(task);
+    try {
+      train_run(folders[i], recipes[i], watcher.advance);
+    } catch (...) {
+      const std::lock_guard lock(mutex);
+      if (!failure) failure = std::current_exception();
+    }
+  });
+  watcher.end();
+  if (failure) std::rethrow_exception(failure);
+  std::vector<Run> runs;
+  for (const std::string& run : folders) runs.push_back(load_run(run));
+  return runs;
+}
+
+Study study_of(const Run& run, const StudyOptions& options) {
+  Study study{.normalizers = rules_without_fit(run, options),
+              .points = fit_points(run.parameters, fit_of(options)),
+              .fit = {}};
+  try {
+    study.fit = fit_polynomial(study.points);
+    study.normalizers.push_back({"refit", {.rule = study.fit.rule()}});
+  } catch (const Error&) {
+    study.fit = {};  // hardly any set was misranked: nothing to fit on
+  }
+  study.normalizers.insert(study.normalizers.end(), options.extra.begin(), options.extra.end());
+  study.normalizers.push_back({"hard", {.rule = {}, .hard = true}});
+  return study;
+}
+
+Json study(const std::vector<Run>& runs, const StudyOptions& options, const Json& made,
+           const Watcher& watcher) {
+  const std::int64_t each =
+      items_to_evaluate(evaluation_of(options, watcher)) +
+      (options.calibrate ? 2 * items_to_evaluate(calibrated_evaluation_of(options, watcher)) : 0);
+  watcher.begin("evaluating", each * static_cast<std::int64_t>(runs.size()));
+  Json models = Json::array(), map, scatter;
+  for (const Run& run : runs) {
+    const Study study = study_of(run, options);
+    Json model =
+        model_json(run, study, evaluate(run.parameters, study.normalizers, evaluation_of(options, watcher)));
+    if (options.calibrate) {
+      model["calibrated"] = {{"classes", calibrated_json(run, options, CalibrationMethod::classes, watcher)},
+                             {"pairs", calibrated_json(run, options, CalibrationMethod::pairs, watcher)}};
+    }
+    if (models.empty()) {
+      map = map_json(run, study, options);
+      scatter = scatter_json(study.points);
+    }
+    models.push_back(model);
+  }
+  watcher.end();
+  Json json{{"schema", "whet results"}, {"version", kVersion},
+            {"kind", "reproduction"},   {"made", made},
+            {"paper", paper_json()},    {"summary", summary_json(models)},
+            {"models", models},         {"fit_scatter", scatter},
+            {"heat_map", map}};
+  if (options.calibrate) {
+    json["calibrated_summary"] = {{"classes", summary_json(models, "classes")},
+                                  {"pairs", summary_json(models, "pairs")}};
+  }
+  return json;
+}
+
+}  // namespace whet::lab

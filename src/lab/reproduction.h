@@ -1,0 +1,58 @@
+// The paper's experiment as a whole: heads trained from several seeds, evaluated on the same sets under every
+// rule, diagnosed, refitted, calibrated; everything in one JSON object (docs/results.md).
+#ifndef WHET_LAB_REPRODUCTION_H_
+#define WHET_LAB_REPRODUCTION_H_
+
+#include <cstdint>
+#include <functional>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "lab/evaluation.h"
+#include "lab/fit_points.h"
+#include "lab/recipe.h"
+#include "lab/run.h"
+
+namespace whet::lab {
+
+// Told of long work as it goes; advance() from several threads.
+struct Watcher {
+  std::function<void(const std::string& label, std::int64_t total)> begin;
+  std::function<void(std::int64_t steps)> advance;
+  std::function<void()> end;
+};
+
+struct StudyOptions {
+  std::vector<std::int64_t> sizes{16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384};
+  std::int64_t sets = 0;   // of each size; 0: default_sets(size)
+  std::uint64_t seed = 1;  // of the sets
+  Precision precision = Precision::f32;
+  std::vector<NamedNormalizer> extra{};  // beside the standard ones
+  bool calibrate = true;  // also the two calibrated versions of every head, on a quarter of the sets
+  int threads = 0;
+};
+
+// Runs of the seeds recipe.seed, recipe.seed + 1, ... in folder/seed-N, one a thread; those that are there go
+// on.
+std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, int seeds, int threads,
+                             const Watcher& watcher);
+
+// The rules a head is evaluated under, in this order: softmax, paper, fixed, log_length, target_entropy,
+// target_peak, refit (if its fit is possible), the extra ones, hard. Label-free: the targets are the mean
+// entropy and the mean largest weight of the head itself on sets of its largest training size, which no
+// evaluation uses.
+struct Study {
+  std::vector<NamedNormalizer> normalizers;
+  std::vector<FitPoint> points;
+  PolynomialFit fit;  // no coefficients: there were too few points
+};
+Study study_of(const Run& run, const StudyOptions& options);
+
+// The results of these runs: kind "reproduction". `made` says what made them (command, version, machine).
+nlohmann::ordered_json study(const std::vector<Run>& runs, const StudyOptions& options,
+                             const nlohmann::ordered_json& made, const Watcher& watcher);
+
+}  // namespace whet::lab
+
+#endif  // WHET_LAB_REPRODUCTION_H_

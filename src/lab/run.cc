@@ -1,0 +1,278 @@
+#include "lab/run.h"
+
+#include <whet/error.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+
+#include "files/file.h"
+
+namespace whet::lab {
+namespace {
+
+using files::FileError;
+using Json = nlohmann::ordered_json;
+
+constexpr const char* kConfig = "config.json";
+constexpr const char* kCheckpoint = "checkpoint.safetensors";
+constexpr const char* kMetrics = "metrics.jsonl";
+constexpr const char* kFormat = "whet run 1";
+
+// Texts of a run are small; anything larger isn't one.
+constexpr std::uint64_t kMaxText = 64 << 20;
+
+std::string in(const std::string& folder, const char* name) {
+  return (std::filesystem::path(folder) / name).string();
+}
+
+bool exists(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::exists(path, error);
+}
+
+void make_folder(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw FileError(folder, "cannot make the folder: " + error.message());
+}
+
+Json parse_json(const std::string& text, const std::string& path) {
+  try {
+    return Json::parse(text);
+  } catch (const Json::exception&) {
+    throw FileError(path, "is not JSON, or cut short; restore it, or remove the folder and start again");
+  }
+}
+
+struct Config {
+  Recipe recipe;
+  std::string edit;
+};
+
+Config read_config(const std::string& folder) {
+  const std::string path = in(folder, kConfig);
+  const Json json = parse_json(read_text(path), path);
+  if (!json.is_object() || !json.contains("format") || json["format"] != kFormat ||
+      !json.contains("recipe")) {
+    throw FileError(path, std::string("is not the config of a run (its format is not '") + kFormat + "')");
+  }
+  try {
+    return {recipe_from_json(json["recipe"]), json.value("edit", "")};
+  } catch (const std::exception& e) {
+    throw FileError(path, e.what());
+  }
+}
+
+void write_config(const std::string& folder, const Config& config) {
+  Json json{{"format", kFormat}, {"recipe", to_json(config.recipe)}};
+  if (!config.edit.empty()) json["edit"] = config.edit;
+  write_text(in(folder, kConfig), json.dump(2) + "\n");
+}
+
+// The step a checkpoint was made at, once it is clear that it belongs to this run.
+std::int64_t checkpoint_step(const files::Safetensors& content, const Recipe& recipe) {
+  const auto text = [&](const char* key) {
+    const auto found = content.metadata.find(key);
+    return found == content.metadata.end() ? std::string() : found->second;
+  };
+  if (text("format") != kFormat) throw FileError(content.path, "is not a checkpoint of whet");
+  if (text("recipe") != to_json(recipe).dump()) {
+    throw FileError(content.path, "belongs to a run of another recipe than its config.json");
+  }
+  const Json step = parse_json(text("step"), content.path);
+  if (!step.is_number_integer() || step.get<std::int64_t>() < 0 || step.get<std::int64_t>() > recipe.steps) {
+    throw FileError(content.path,
+                    "has a step of '" + text("step") + "', must be 0 to " + std::to_string(recipe.steps));
+  }
+  return step.get<std::int64_t>();
+}
+
+files::Safetensors new_checkpoint(const Recipe& recipe, std::int64_t step,
+                                  const std::vector<float>& parameters) {
+  files::Safetensors content;
+  content.metadata = {
+      {"format", kFormat}, {"recipe", to_json(recipe).dump()}, {"step", std::to_string(step)}};
+  add_parameters(content, "", parameters);
+  return content;
+}
+
+void write_checkpoint(const std::string& folder, const files::Safetensors& content) {
+  files::OutputFile file(in(folder, kCheckpoint));
+  files::write_safetensors(file, content);
+  file.commit();
+}
+
+std::string metrics_text(const std::vector<Metrics>& metrics) {
+  std::string text;
+  for (const Metrics& line : metrics) {
+    text += Json{{"step", line.step}, {"loss", line.loss}, {"accuracy", line.accuracy}}.dump() + "\n";
+  }
+  return text;
+}
+
+// The lines up to `step`, every one of them.
+std::vector<Metrics> read_metrics(const std::string& folder, const Recipe& recipe, std::int64_t step) {
+  std::vector<Metrics> metrics;
+  const std::string path = in(folder, kMetrics);
+  std::istringstream lines(step > 0 || exists(path) ? read_text(path) : "");
+  int number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    const Json json = parse_json(line, path);
+    try {
+      const Metrics m{json.at("step").get<std::int64_t>(), json.at("loss").get<double>(),
+                      json.at("accuracy").get<double>()};
+      if (m.step <= step) metrics.push_back(m);
+    } catch (const Json::exception&) {
+      throw FileError(path, "line " + std::to_string(number) + " lacks step, loss or accuracy");
+    }
+  }
+  const std::int64_t last = step == recipe.steps && step % kMetricsEvery != 0 ? 1 : 0;
+  if (static_cast<std::int64_t>(metrics.size()) != step / kMetricsEvery + last) {
+    throw FileError(path, "lacks lines: it has " + std::to_string(metrics.size()) + " for the " +
+                              std::to_string(step) + " steps of the checkpoint");
+  }
+  return metrics;
+}
+
+void save(const std::string& folder, const Recipe& recipe, const TrainingState& state,
+          const std::vector<Metrics>& metrics) {
+  write_text(in(folder, kMetrics), metrics_text(metrics));
+  files::Safetensors content = new_checkpoint(recipe, state.step, state.parameters);
+  add_parameters(content, "adam.m.", state.m);
+  add_parameters(content, "adam.v.", state.v);
+  write_checkpoint(folder, content);
+}
+
+// The state to go on from; a new one if the folder is new.
+TrainingState open_run(const std::string& folder, const Recipe& recipe) {
+  make_folder(folder);
+  if (!exists(in(folder, kConfig))) {
+    if (exists(in(folder, kCheckpoint))) {
+      throw FileError(folder, "holds a checkpoint but no config.json; name another folder");
+    }
+    write_config(folder, {recipe, ""});
+  }
+  const Config config = read_config(folder);
+  if (!config.edit.empty())
+    throw Error(folder + ": holds weights edited after training (" + config.edit + ")");
+  if (config.recipe != recipe) {
+    throw Error(folder + ": holds a run of another recipe (" + difference(config.recipe, recipe) +
+                "); name another folder, or remove it");
+  }
+  if (!exists(in(folder, kCheckpoint))) return initial_state(recipe);
+  const files::Safetensors content = files::read_safetensors(in(folder, kCheckpoint));
+  return {.step = checkpoint_step(content, recipe),
+          .parameters = parameters_of(content, ""),
+          .m = parameters_of(content, "adam.m."),
+          .v = parameters_of(content, "adam.v.")};
+}
+
+}  // namespace
+
+void write_text(const std::string& path, const std::string& text) {
+  files::OutputFile file(path);
+  file.write(std::as_bytes(std::span(text)));
+  file.finish();
+  file.commit();
+}
+
+std::string read_text(const std::string& path) {
+  const files::InputFile file(path);
+  if (file.size() > kMaxText) throw FileError(path, "is too large for a file of a run");
+  std::string text(static_cast<std::size_t>(file.size()), '\0');
+  file.read(0, std::as_writable_bytes(std::span(text)));
+  return text;
+}
+
+void add_parameters(files::Safetensors& content, const std::string& prefix,
+                    const std::vector<float>& parameters) {
+  const std::span<const float> all(parameters);
+  const auto part = [&](std::int64_t offset, std::int64_t count) {
+    return all.subspan(static_cast<std::size_t>(offset), static_cast<std::size_t>(count));
+  };
+  for (const Layer& layer : kModel) {
+    const std::string name = prefix + layer.name;
+    content.add(name + ".kernel", part(layer.kernel, layer.in * layer.out), {layer.in, layer.out});
+    content.add(name + ".bias", part(layer.bias, layer.out), {layer.out});
+  }
+}
+
+std::vector<float> parameters_of(const files::Safetensors& content, const std::string& prefix) {
+  std::vector<float> parameters(kParameters);
+  const auto copy = [&](const std::string& name, const Dims& sizes, std::int64_t offset) {
+    const files::Tensor& tensor = content.find(name, files::TensorType::f32, sizes);
+    std::memcpy(parameters.data() + offset, tensor.bytes.data(), tensor.bytes.size());
+  };
+  for (const Layer& layer : kModel) {
+    const std::string name = prefix + layer.name;
+    copy(name + ".kernel", {layer.in, layer.out}, layer.kernel);
+    copy(name + ".bias", {layer.out}, layer.bias);
+  }
+  return parameters;
+}
+
+void train_run(const std::string& folder, const Recipe& recipe,
+               const std::function<void(std::int64_t)>& progress) {
+  check(recipe);
+  TrainingState state = open_run(folder, recipe);
+  std::vector<Metrics> metrics = read_metrics(folder, recipe, state.step);
+  progress(state.step);
+  Trainer trainer(recipe, std::move(state));
+  double loss = 0;
+  std::int64_t correct = 0, counted = 0;
+  while (trainer.state().step < recipe.steps) {
+    trainer.step();
+    progress(1);
+    if (!std::isfinite(trainer.loss())) {
+      throw std::runtime_error(folder + ": the loss is no longer finite at step " +
+                               std::to_string(trainer.state().step) + "; try a lower rate");
+    }
+    loss += trainer.loss();
+    correct += trainer.correct();
+    ++counted;
+    const std::int64_t step = trainer.state().step;
+    if (step % kMetricsEvery == 0 || step == recipe.steps) {
+      const auto steps = static_cast<double>(counted);
+      metrics.push_back(
+          {step, loss / steps, static_cast<double>(correct) / (steps * static_cast<double>(recipe.batch))});
+      loss = 0;
+      correct = counted = 0;
+    }
+    if (step % kCheckpointEvery == 0 || step == recipe.steps) save(folder, recipe, trainer.state(), metrics);
+  }
+}
+
+Run load_run(const std::string& folder) {
+  if (!exists(in(folder, kConfig))) {
+    throw FileError(folder, "is not a run: it has no config.json; make one with 'whet train'");
+  }
+  Config config = read_config(folder);
+  if (!exists(in(folder, kCheckpoint))) {
+    throw FileError(folder, "has no checkpoint yet; let 'whet train' go on for a while");
+  }
+  const files::Safetensors content = files::read_safetensors(in(folder, kCheckpoint));
+  const std::int64_t step = checkpoint_step(content, config.recipe);
+  return {.folder = folder,
+          .recipe = config.recipe,
+          .parameters = parameters_of(content, ""),
+          .step = step,
+          .metrics = read_metrics(folder, config.recipe, step),
+          .edit = std::move(config.edit)};
+}
+
+void save_edited_run(const std::string& folder, const Run& run) {
+  make_folder(folder);
+  if (exists(in(folder, kConfig))) throw Error(folder + ": holds a run already; name another folder");
+  write_text(in(folder, kMetrics), metrics_text(run.metrics));
+  write_checkpoint(folder, new_checkpoint(run.recipe, run.step, run.parameters));
+  write_config(folder, {run.recipe, run.edit});
+}
+
+}  // namespace whet::lab

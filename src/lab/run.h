@@ -1,0 +1,69 @@
+// A run: a folder that holds a training, finished or not.
+//
+//     config.json              the recipe
+//     checkpoint.safetensors   weights and Adam's moments; the steps done and the recipe in its metadata
+//     metrics.jsonl            one line every kMetricsEvery steps: step, loss, accuracy
+//
+// Files are replaced whole. Metrics are written before the checkpoint they belong to, and what is ahead of
+// the checkpoint is dropped when a run goes on, so that a run killed at any moment ends in the same bits.
+#ifndef WHET_LAB_RUN_H_
+#define WHET_LAB_RUN_H_
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "files/safetensors.h"
+#include "lab/recipe.h"
+#include "lab/trainer.h"
+
+namespace whet::lab {
+
+inline constexpr std::int64_t kMetricsEvery = 500;
+inline constexpr std::int64_t kCheckpointEvery = 2000;
+static_assert(kCheckpointEvery % kMetricsEvery == 0);
+
+// Mean cross-entropy and accuracy over the training batches of the steps since the last line.
+struct Metrics {
+  std::int64_t step = 0;
+  double loss = 0;
+  double accuracy = 0;
+};
+
+struct Run {
+  std::string folder;
+  Recipe recipe;
+  std::vector<float> parameters;
+  std::int64_t step = 0;  // steps done
+  std::vector<Metrics> metrics;
+  std::string edit;  // what was done to the weights after training; empty: nothing
+
+  bool finished() const { return step == recipe.steps; }
+};
+
+// Trains until recipe.steps, from where the folder's checkpoint stands; makes the folder if needed.
+// `progress` is told of steps done, those found in the checkpoint included. Error if the folder holds a run
+// of another recipe, FileError if a file of it can't be read, is damaged, or can't be written.
+void train_run(const std::string& folder, const Recipe& recipe,
+               const std::function<void(std::int64_t steps)>& progress);
+
+// FileError if there is no run, or a file of it is damaged or foreign.
+Run load_run(const std::string& folder);
+
+// Writes a run of given weights: what an edit of a trained one leaves. It has no moments, so it can't be
+// trained on.
+void save_edited_run(const std::string& folder, const Run& run);
+
+// Weights as tensors, `prefix` before their names, and back.
+void add_parameters(files::Safetensors& content, const std::string& prefix,
+                    const std::vector<float>& parameters);
+std::vector<float> parameters_of(const files::Safetensors& content, const std::string& prefix);
+
+// A whole small text file, replaced at once; and its content. FileError.
+void write_text(const std::string& path, const std::string& text);
+std::string read_text(const std::string& path);
+
+}  // namespace whet::lab
+
+#endif  // WHET_LAB_RUN_H_

@@ -1,0 +1,297 @@
+"""The commands of the lab from outside: runs that last, results that hold together, errors that name what is wrong."""
+
+import hashlib
+import json
+import os
+import random
+import resource
+import shutil
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+from command import SANITIZED, WHET, names, ok, refused, run
+from safetensors.numpy import load_file, save_file
+
+SMALL = ["--batch", 4, "--items", "5..6"]  # steps of about 0.2 ms
+RULES = ["softmax", "paper", "fixed", "log_length", "target_entropy", "target_peak", "refit", "hard"]
+
+
+def train(folder, *options, steps=4500):
+    result = run("train", folder, "--steps", steps, *SMALL, *options)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+def content(folder):
+    """A run's files by name, as hashes."""
+    return {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in names(folder)}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("lab") / "run"
+    train(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def reproduced(tmp_path_factory):
+    """A tiny reproduction: two heads, two sizes."""
+    folder = tmp_path_factory.mktemp("lab") / "reproduction"
+    result = run("reproduce", folder, "--seeds", 2, "--steps", 300, "--sizes", "16,64", "--sets", 64, "--batch", 16)
+    assert result.returncode == 0, result.stderr
+    return folder, result
+
+
+# ---- runs that last
+
+
+def test_a_run_is_three_files_that_others_can_read(trained):
+    assert names(trained) == ["checkpoint.safetensors", "config.json", "metrics.jsonl"]
+    tensors = load_file(trained / "checkpoint.safetensors")
+    assert tensors["item1.kernel"].shape == (11, 128) and tensors["output.bias"].shape == (10,)
+    weights = [t for name, t in tensors.items() if not name.startswith("adam.")]
+    assert sum(t.size for t in weights) == 118666 and all(t.dtype == np.float32 for t in weights)
+    lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(500, 4501, 500))
+    assert lines[-1]["loss"] < lines[0]["loss"]
+    assert json.loads((trained / "config.json").read_text())["recipe"]["steps"] == 4500
+
+
+def test_killed_at_any_moment_a_run_ends_in_the_same_bits(trained, tmp_path):
+    """kill -9 again and again; the same command goes on."""
+    folder, generator = tmp_path / "run", random.Random(1)
+    command = [WHET, "train", folder, "--steps", "4500", *map(str, SMALL)]
+    kills = 0
+    for _ in range(100):
+        process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        try:
+            # Not before a checkpoint is likely, or nothing would ever be resumed on a slow machine.
+            process.wait(timeout=generator.uniform(0.05, 0.6) * (10 if SANITIZED else 1) * (1 + kills / 4))
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            kills += 1
+            continue
+        assert process.returncode == 0
+        break
+    assert kills > 0
+    for leftover in folder.glob(".whet-*.tmp"):  # a file that kill -9 found half-written stays behind, unused
+        leftover.unlink()
+    assert content(folder) == content(trained)
+
+
+def test_ctrl_c_leaves_a_resumable_run(trained, tmp_path):
+    folder = tmp_path / "run"
+    process = subprocess.Popen(list(map(str, [WHET, "train", folder, "--steps", 4500, *SMALL])), stderr=subprocess.DEVNULL)
+    while not (folder / "checkpoint.safetensors").exists():
+        time.sleep(0.01)
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    assert process.wait() != 0
+    assert not list(folder.glob(".whet-*"))
+    train(folder)
+    assert content(folder) == content(trained)
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip", "foreign", "empty"])
+def test_a_damaged_checkpoint_is_refused_by_name(trained, tmp_path, damage):
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    path = folder / "checkpoint.safetensors"
+    data = bytearray(path.read_bytes())
+    if damage == "truncate":
+        path.write_bytes(data[:-1])
+    elif damage == "flip":
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+    elif damage == "foreign":
+        save_file({"weight": np.zeros(3, np.float32)}, path)
+    else:
+        path.write_bytes(b"")
+    before = content(folder)
+    for command in (["train", folder, "--steps", 4500, *SMALL], ["eval", folder]):
+        assert "checkpoint.safetensors" in refused_after_progress(1, *command)
+    assert content(folder) == before
+
+
+def refused_after_progress(code, *arguments):
+    """Like refused(), where progress may stand before the error."""
+    result = run(*arguments)
+    assert result.returncode == code and result.stdout == "", result.stderr
+    return result.stderr.splitlines()[-1]
+
+
+def test_another_recipe_in_the_same_folder_is_refused(trained):
+    before = content(trained)
+    assert "steps is 4500 there and 5000 here" in refused_after_progress(2, "train", trained, "--steps", 5000, *SMALL)
+    assert content(trained) == before
+
+
+def test_a_full_disk_leaves_the_last_good_state(trained, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    before = content(folder)
+    limit = 100_000  # bytes a file may have: less than a checkpoint
+
+    def small_files():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+
+    result = run("train", tmp_path / "new", "--steps", 4500, *SMALL, preexec_fn=small_files)
+    assert result.returncode == 1
+    assert "checkpoint.safetensors: cannot write it: File too large" in result.stderr.splitlines()[-1]
+    assert content(folder) == before
+    train(tmp_path / "new")
+    assert content(tmp_path / "new") == before
+
+
+# ---- results
+
+
+def test_results_hold_together(reproduced):
+    folder, result = reproduced
+    assert names(folder) == ["results.json", "seed-0", "seed-1", "tables.csv", "tables.md"]
+    results = json.loads((folder / "results.json").read_text())
+    assert results["schema"] == "whet results" and results["version"] == 1 and results["kind"] == "reproduction"
+    assert results["made"]["command"].startswith("whet reproduce ") and results["made"]["whet"] == "0.1.0"
+    assert [m["seed"] for m in results["models"]] == [0, 1]
+    for size, items in zip(results["summary"], [16, 64], strict=True):
+        assert size["items"] == items and size["sets"] == 64
+        assert list(size["rules"]) == RULES
+        index = [16, 64].index(items)
+        for rule, entry in size["rules"].items():
+            accuracies = [m["sizes"][index]["rules"][rule]["accuracy"] for m in results["models"]]
+            assert entry["accuracy"] == pytest.approx(np.mean(accuracies))
+            assert entry["deviation"] == pytest.approx(np.std(accuracies, ddof=1))
+    for model in results["models"]:
+        for size in model["sizes"]:
+            rules = size["rules"]
+            assert rules["fixed"]["beta"] == pytest.approx(2, abs=1e-6) and rules["fixed"]["sharpened"] == 1
+            assert rules["softmax"]["entropy"] == pytest.approx(size["entropy"], rel=1e-6)
+            assert rules["paper"]["entropy"] <= size["entropy"] + 1e-9
+            assert size["largest_weight"] <= size["weight_bound"] * (1 + 1e-6)
+            assert size["weight_bound"] <= size["paper_bound"] * (1 + 1e-9)
+            target = float(model["rules"]["target_entropy"].split(":")[1])
+            assert rules["target_entropy"]["entropy"] <= target + 1e-5
+    heat = results["heat_map"]
+    assert [f["items"] for f in heat["frames"]] == [16, 64]
+    assert np.shape(heat["frames"][0]["rules"]["paper"]) == (32, 16)
+    assert np.allclose(np.sum(heat["frames"][0]["rules"]["softmax"], axis=1), 1, atol=2e-3)  # 16 of 16 items, rounded
+    assert result.stdout == (folder / "tables.md").read_text()
+
+
+def test_the_csv_says_what_the_json_says(reproduced):
+    folder, _ = reproduced
+    lines = (folder / "tables.csv").read_text().splitlines()
+    assert lines[0] == "seed,items,sets,rule,accuracy,beta,sharpened,entropy,peak"
+    assert len(lines) == 1 + 2 * 2 * len(RULES)
+    results = json.loads((folder / "results.json").read_text())
+    first = results["models"][0]["sizes"][0]["rules"]["softmax"]
+    assert lines[1] == f'0,16,64,"softmax",{",".join(json.dumps(first[f]) for f in lines[0].split(",")[4:])}'
+
+
+def test_threads_change_nothing_and_a_second_run_is_the_first(reproduced, tmp_path):
+    folder, result = reproduced
+    again = run("reproduce", folder, "--seeds", 2, "--steps", 300, "--sizes", "16,64", "--sets", 64, "--batch", 16)
+    assert again.stdout == result.stdout
+    other = run("reproduce", tmp_path / "other", "--seeds", 2, "--steps", 300, "--sizes", "16,64", "--sets", 64,
+                "--batch", 16, "--threads", 3)
+    assert other.stdout == result.stdout
+    assert content(tmp_path / "other/seed-1") == content(folder / "seed-1")
+
+
+def test_eval_of_one_head_knows_no_deviation(trained, here):
+    result = run("eval", trained, "--sizes", "16,300", "--sets", 32, "--no-calibration", "--json", "--with", "fixed:7")
+    assert result.returncode == 0
+    results = json.loads(result.stdout)  # NaN would not be JSON
+    rules = results["summary"][1]["rules"]
+    assert rules["softmax"]["deviation"] is None and rules["paper"]["against_softmax"]["p"] is None
+    assert "fixed:7" in rules and "calibrated" not in results["models"][0]
+    assert names(here) == []
+
+
+def test_precision_of_the_arithmetic_is_a_choice(trained):
+    def entropies(precision):
+        out = run("eval", trained, "--sizes", "64", "--sets", 32, "--no-calibration", "--json", "--precision", precision)
+        return [m["sizes"][0]["entropy"] for m in json.loads(out.stdout)["models"]]
+
+    assert entropies("f32") == pytest.approx(entropies("f64"), rel=1e-4)
+    assert entropies("f32") != entropies("f64")
+
+
+# ---- fit, calibrate
+
+
+def test_a_fitted_rule_loads_everywhere(trained, here):
+    result = run("fit", trained, "--out", "my.rule", "--sizes", "16,64,256", "--sets", 128)
+    assert result.returncode == 0, result.stderr
+    name = result.stdout.splitlines()[-2]
+    assert name.startswith("polynomial:") and ":hold=" in name
+    np.save("x.npy", np.random.default_rng(0).normal(size=(4, 50)).astype(np.float32))
+    ok("softmax", "x.npy", "a.npy", "--rule", "polynomial:my.rule")
+    ok("softmax", "x.npy", "b.npy", "--rule", name)
+    assert np.array_equal(np.load("a.npy"), np.load("b.npy"))
+
+
+@pytest.mark.parametrize("method", ["classes", "pairs"])
+def test_calibration_makes_a_head_of_finer_resolution(trained, here, method):
+    before = content(trained)
+    result = run("calibrate", trained, "edited", "--method", method)
+    assert result.returncode == 0, result.stderr
+    assert content(trained) == before and names("edited") == ["checkpoint.safetensors", "config.json", "metrics.jsonl"]
+    old, new = load_file(trained / "checkpoint.safetensors"), load_file("edited/checkpoint.safetensors")
+    assert [n for n in new if not np.array_equal(new[n], old[n])] == ["k.kernel"]
+    assert json.loads(open("edited/config.json").read())["edit"].startswith("K made blind to")
+    if method == "classes":
+        resolution = float(result.stdout.split("resolution ")[1].split()[0])
+        assert resolution > 100 * float(result.stdout.split("was ")[1])
+    assert "edited" in refused(2, "calibrate", trained, "edited")
+    assert "edited after training" in refused_after_progress(2, "train", "edited", "--steps", 4500, *SMALL)
+
+
+# ---- wrong use
+
+
+@pytest.mark.parametrize("options, saying", [
+    (["--steps", 0], "steps: is 0"),
+    (["--items", "9..5"], "items: is 9 to 5"),
+    (["--items", "a..b"], "--items: is 'a..b'"),
+    (["--l2-form", "quarter"], "l2-form: is 'quarter', must be one of none, sum, half, decoupled"),
+    (["--schedule", "step"], "schedule: is 'step'"),
+    (["--recipe", "best"], "recipe: is 'best', must be paper or sharp"),
+    (["--rule", "sharp"], "sharp"),
+    (["--zoom", "9"], "zoom: is 9"),
+    (["--rate", "0"], "rate: is 0"),
+])
+def test_a_wrong_recipe_is_named_and_nothing_is_written(here, options, saying):
+    refused(2, "train", "run", *options, saying=saying)
+    refused(2, "reproduce", "run", *options, saying=saying)
+    assert names(here) == []
+
+
+def test_wrong_runs_and_sizes_are_named(trained, here):
+    refused(1, "eval", "nowhere", saying="nowhere: is not a run")
+    refused(2, "eval", trained, "--sizes", "0", saying="--sizes: has 0")
+    refused(2, "eval", trained, "--precision", "f16", saying="--precision: is 'f16'")
+    refused(2, "eval", trained, "--with", "paper:3", saying="paper")
+    refused(1, "fit", "nowhere", saying="nowhere: is not a run")
+    refused(2, "fit", trained, "--degree", "9", saying="degree")
+    refused(2, "calibrate", trained, "out", "--method", "magic", saying="--method: is 'magic'")
+    refused(2, "reproduce", "x", "--seeds", "0", saying="seeds: is 0")
+    assert names(here) == []
+
+
+def test_help_teaches():
+    for command in ["reproduce", "train", "eval", "fit", "calibrate"]:
+        text = ok(command, "--help")
+        assert "Example" in text and f"whet {command}" in text
+
+
+def test_bench_train_runs(here):
+    report = json.loads(ok("bench", "train", "--quick", "--json", "--keep", "steps.safetensors"))
+    assert report["steps_per_second"] > 0 and report["evaluation"][0]["sets_per_second"] > 0
+    tensors = load_file("steps.safetensors")
+    assert tensors["losses"].shape == (100,) and tensors["batches.targets"].shape == (12800,)
