@@ -23,7 +23,7 @@ demo: release  ## Build, then reproduce the paper's experiment in small: two hea
 	@rm -rf build/demo  # otherwise a second demo would only print the first one's results
 	@build/release/bin/whet reproduce build/demo --quick
 	@echo; echo "The tables stand in build/demo/tables.md, everything else in build/demo/results.json."
-	@echo "Next: make test; the paper in full (about 30 minutes): build/release/bin/whet reproduce"
+	@echo "Next: make test; the paper in full: build/release/bin/whet reproduce"
 
 test: release asan clang python  ## Run every test: C++, sanitizers, fuzzers, command line, packages
 	@echo "== C++ tests, gcc"; ctest --preset release -j $(JOBS)

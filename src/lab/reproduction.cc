@@ -22,7 +22,7 @@ using Json = nlohmann::ordered_json;
 
 constexpr int kVersion = 1;
 constexpr std::size_t kMostScatter = 4000;  // points of the fit kept for drawing
-constexpr std::int64_t kMapSets = 32, kMapColumns = 16;
+constexpr std::int64_t kMapSets = 32, kMapColumns = 16, kLargestMap = 65536;
 
 double mean_of(const SizeOutcome& size, std::int64_t count) {
   return static_cast<double>(count) / static_cast<double>(size.sets);
@@ -97,28 +97,30 @@ FitPointsOptions fit_of(const StudyOptions& options) {
 
 std::vector<NamedNormalizer> rules_without_fit(const Run& run, const StudyOptions& options) {
   const std::int64_t trained = run.recipe.sets.largest;
-  const std::vector<NamedNormalizer> softmax{{"softmax", {}}};
-  const SizeOutcome in_distribution = evaluate(run.parameters, softmax,
-                                               {.sizes = {trained},
-                                                .sets = 4096,
-                                                .seed = options.seed,
-                                                .stream = Stream::calibration,
-                                                .precision = options.precision,
-                                                .threads = options.threads,
-                                                .progress = {}})
-                                          .front();
-  std::vector<NamedNormalizer> rules{
-      {"softmax", {}},
-      {"paper", {.rule = Rule::paper()}},
-      {"fixed", {.rule = Rule::fixed(2)}},
-      {"log_length", {.rule = Rule::log_length(std::max(2.0, static_cast<double>(trained)))}}};
+  const Rule& own = run.recipe.normalizer.rule;
+  const std::vector<NamedNormalizer> as_trained{{"trained", {.rule = own}}};
+  const Outcome in_distribution = evaluate(run.parameters, as_trained,
+                                           {.sizes = {trained},
+                                            .sets = 4096,
+                                            .seed = options.seed,
+                                            .stream = Stream::calibration,
+                                            .precision = options.precision,
+                                            .threads = options.threads,
+                                            .progress = {}})
+                                      .front()
+                                      .outcomes.front();
+  std::vector<NamedNormalizer> rules{{"softmax", {}}};
+  if (own != Rule::none()) rules.push_back(as_trained.front());
+  rules.push_back({"paper", {.rule = Rule::paper()}});
+  rules.push_back({"fixed", {.rule = Rule::fixed(2)}});
+  rules.push_back({"log_length", {.rule = Rule::log_length(std::max(2.0, static_cast<double>(trained)))}});
   // A head that gives all weight to one item on small sets has no target to hold: then these two are left
   // out.
   if (in_distribution.entropy > 0) {
     rules.push_back({"target_entropy", {.rule = Rule::target_entropy(in_distribution.entropy)}});
   }
-  if (in_distribution.outcomes.front().peak < 1) {
-    rules.push_back({"target_peak", {.rule = Rule::target_peak(in_distribution.outcomes.front().peak)}});
+  if (in_distribution.peak < 1) {
+    rules.push_back({"target_peak", {.rule = Rule::target_peak(in_distribution.peak)}});
   }
   return rules;
 }
@@ -142,6 +144,7 @@ Json calibrated_json(const Run& run, const StudyOptions& options, CalibrationMet
 Json map_json(const Run& run, const Study& study, const StudyOptions& options) {
   Json frames = Json::array();
   for (const std::int64_t items : options.sizes) {
+    if (items > kLargestMap) continue;
     const std::vector<float> map =
         heat_map(run.parameters, study.normalizers, options.seed, items, kMapSets, kMapColumns);
     Json rules = Json::object();

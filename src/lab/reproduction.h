@@ -38,10 +38,10 @@ struct StudyOptions {
 std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, int seeds, int threads,
                              const Watcher& watcher);
 
-// The rules a head is evaluated under, in this order: softmax, paper, fixed, log_length, target_entropy,
-// target_peak, refit (if its fit is possible), the extra ones, hard. Label-free: the targets are the mean
-// entropy and the mean largest weight of the head itself on sets of its largest training size, which no
-// evaluation uses.
+// The rules a head is evaluated under, in this order: softmax, trained (if it was trained under a rule),
+// paper, fixed, log_length, target_entropy, target_peak, refit (if its fit is possible), the extra ones,
+// hard. Label-free: the targets are the mean entropy and the mean largest weight of the head itself, as it was
+// trained, on sets of its largest training size, which no evaluation uses.
 struct Study {
   std::vector<NamedNormalizer> normalizers;
   std::vector<FitPoint> points;

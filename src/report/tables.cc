@@ -27,7 +27,7 @@ std::string percent(const Json& share) {
   return std::isnan(number(share)) ? "-" : format("%.1f", 100 * number(share));
 }
 
-std::string p_value(const Json& p) { return std::isnan(number(p)) ? "-" : format("%.0e", number(p)); }
+std::string p_value(const Json& p) { return std::isnan(number(p)) ? "-" : format("%.1g", number(p)); }
 
 std::string with_deviation(const Json& rule) {
   const double deviation = number(rule["deviation"]);
