@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -69,6 +69,16 @@ def _batches(flat: dict[str, np.ndarray], sets: int) -> Iterator[Batch]:
                     flat["classes"][of_items].reshape(sets, items).astype(np.int32),
                     flat["queries"][of_sets], flat["targets"][of_sets].astype(np.int32))
         item += sets * items
+
+
+def in_float64(kept: Kept) -> Kept:
+    """The same in double, to be trained under jax.enable_x64(True): what both float32 trainings should come to."""
+    def wide(tensors: Parameters) -> Parameters:
+        return {name: t.astype(np.float64) for name, t in tensors.items()}
+
+    batches = [replace(b, priorities=b.priorities.astype(np.float64), queries=b.queries.astype(np.float64))
+               for b in kept.batches]
+    return replace(kept, before=wide(kept.before), batches=batches)
 
 
 # ---- the head
