@@ -1,4 +1,5 @@
-// whet bench train: steps of training and sets of evaluation a second, beside the limit of the multiply-adds.
+// whet bench train: steps of training and sets of evaluation a second. bench/train_step.py verifies them
+// against JAX.
 //
 // What bench/train_step.py needs to run the same steps in JAX can be kept: weights, batches, losses,
 // gradients.
@@ -35,7 +36,7 @@ lab::TrainingState start_state(const lab::Recipe& recipe, const std::string& fro
   return state;
 }
 
-// Batches of all sizes in one row each: items of set s of step t from t * batch * 16 + s * items on.
+// Batches one after the other, each with its own number of items.
 struct Kept {
   std::vector<std::int64_t> sizes;
   std::vector<float> priorities, queries;

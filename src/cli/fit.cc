@@ -2,6 +2,7 @@
 #include <whet/error.h>
 
 #include <CLI/CLI.hpp>
+#include <cmath>
 #include <cstdio>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -54,6 +55,10 @@ void fit(const FitArguments& arguments) {
     const auto part = lab::fit_points(lab::load_run(folder).parameters, options);
     points.insert(points.end(), part.begin(), part.end());
     names += " " + folder;
+  }
+  if (points.size() < lab::kFewestPoints) {
+    throw Error("RUN: misranks only " + std::to_string(points.size()) + " of these sets, a fit needs " +
+                std::to_string(lab::kFewestPoints) + "; raise --sets or --sizes");
   }
   const lab::PolynomialFit result = lab::fit_polynomial(points, arguments.degree);
   if (!arguments.out.empty()) {
@@ -112,6 +117,7 @@ void add_fit(CLI::App& app) {
       ->type_name("FILE");
   command->add_option("--sizes", arguments->sizes, "Items of a set (default 16,32,...,4096)")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->type_name("N,N,..");
   command->add_option("--sets", arguments->sets, "Sets drawn of each size")
       ->type_name("N")
@@ -149,6 +155,7 @@ void add_calibrate(CLI::App& app) {
       ->type_name("NAME")
       ->capture_default_str();
   command->add_option("--sets-seed", arguments->seed, "Of the items that pairs are taken from")
+      ->check(not_negative)
       ->type_name("N")
       ->capture_default_str();
   command->footer(

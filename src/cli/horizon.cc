@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/lab_options.h"
 #include "lab/diagnosis.h"
 #include "lab/evaluation.h"
 #include "lab/run.h"
@@ -133,10 +134,12 @@ std::string run_json(const Arguments& arguments, const std::vector<lab::SizeOutc
   for (const lab::SizeOutcome& size : outcomes) {
     const double keys = static_cast<double>(size.items), spread = size.largest_spread * arguments.beta;
     json["sizes"].push_back({{"keys", size.items},
-                             {"mean_largest_weight", size.outcomes[0].peak},
+                             {"mean_weight", size.outcomes[0].peak},
+                             {"highest_weight", size.outcomes[0].largest_peak},
                              {"largest_spread", size.largest_spread},
                              {"largest_weight", largest_weight(keys, spread)},
                              {"paper_upper", paper_bounds(keys, spread).upper},
+                             {"paper_lower", paper_bounds(keys, spread).lower},
                              {"horizon", horizon(spread, arguments.weight)}});
   }
   return json.dump(2) + "\n";
@@ -144,19 +147,25 @@ std::string run_json(const Arguments& arguments, const std::vector<lab::SizeOutc
 
 std::string run_text(const Arguments& arguments, const std::vector<lab::SizeOutcome>& outcomes,
                      double allowed) {
-  Table table(
-      {"keys", "largest weight, mean", "bound of the spread", "paper's bound", "largest spread", "horizon"});
+  Table table({"keys", "largest weight: mean", "highest", "bound of the spread", "paper's upper",
+               "paper's lower", "largest spread", "horizon"});
   for (const lab::SizeOutcome& size : outcomes) {
     const double keys = static_cast<double>(size.items), spread = size.largest_spread * arguments.beta;
+    const WeightBounds paper = paper_bounds(keys, spread);
     table.add({std::to_string(size.items), number(size.outcomes[0].peak),
-               number(largest_weight(keys, spread)), number(paper_bounds(keys, spread).upper),
-               number(size.largest_spread), horizon_text(spread, arguments.weight)});
+               number(size.outcomes[0].largest_peak), number(largest_weight(keys, spread)),
+               number(paper.upper), number(paper.lower), number(spread),
+               horizon_text(spread, arguments.weight)});
   }
   return arguments.run + ", " + std::to_string(arguments.sets) + " sets of each size" +
          (arguments.beta == 1 ? "" : ", at beta " + number(arguments.beta, 6)) +
-         ". Its weights allow a spread of " + number(allowed) + ", a horizon of " +
+         ". Its weights allow a spread of about " + number(allowed * arguments.beta) + ", a horizon of " +
          horizon_text(allowed * arguments.beta, arguments.weight) + " keys for a weight of " +
-         number(arguments.weight, 6) + ".\n\n" + table.text();
+         number(arguments.weight, 6) +
+         ".\nA bound holds for the one row that uses its whole spread: one item at the top, all others at "
+         "the bottom. Real\n"
+         "rows have many items near the top, and fall long before it.\n\n" +
+         table.text();
 }
 
 void run_run(const Arguments& arguments) {
@@ -299,10 +308,7 @@ void add_theorem_options(CLI::App& command, CLI::Option* theorem, lab::TheoremCo
   add("--layers", model.layers, "Layers of the model, 1 to 8");
   add("--heads", model.heads, "Heads a layer, a divisor of 64");
   add("--vocabulary", model.vocabulary, "Symbols, 2 to 1024");
-  // CLI11 would let -1 wrap around.
-  add("--seed", model.seed, "Decides the weights")->check([](const std::string& seed) {
-    return seed.starts_with('-') ? "is " + seed + ", must be 0 or more" : std::string();
-  });
+  add("--seed", model.seed, "Decides the weights")->check(not_negative);
 }
 
 }  // namespace

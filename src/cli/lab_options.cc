@@ -4,7 +4,10 @@
 #include <whet/runtime.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cctype>
 #include <charconv>
+#include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -14,6 +17,17 @@ namespace {
 std::string& command_line() {
   static std::string line;
   return line;
+}
+
+// As a shell needs it, so that the line can be run again.
+std::string quoted(const std::string& argument) {
+  const bool plain = !argument.empty() && std::all_of(argument.begin(), argument.end(), [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 || std::strchr("-_./,:=+@%", c) != nullptr;
+  });
+  if (plain) return argument;
+  std::string text = "'";
+  for (const char c : argument) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  return text + "'";
 }
 
 std::string processor() {
@@ -41,6 +55,10 @@ void set_items(const std::string& text, lab::TrainingSets& sets) {
 
 }  // namespace
 
+std::string not_negative(const std::string& number) {
+  return number.starts_with('-') ? "is " + number + ", must be 0 or more" : "";
+}
+
 void RecipeOptions::add_to(CLI::App& command) {
   const auto group = "Recipe (what isn't given is as --recipe has it)";
   command.add_option("--recipe", name, "paper: as published; sharp: keeps its order in large sets")
@@ -49,6 +67,7 @@ void RecipeOptions::add_to(CLI::App& command) {
       ->group(group);
   command.add_option("--seed", seed, "Of weights and training sets (default 0)")
       ->type_name("N")
+      ->check(not_negative)
       ->group(group);
   command.add_option("--steps", steps, "Steps of Adam (default 100000)")->type_name("N")->group(group);
   command.add_option("--batch", batch, "Sets a step (default 128)")->type_name("N")->group(group);
@@ -87,8 +106,10 @@ lab::Recipe RecipeOptions::recipe() const {
   if (!items.empty()) set_items(items, recipe.sets);
   if (rate) recipe.rate = *rate;
   if (!schedule.empty()) recipe.schedule = lab::parse_schedule(schedule);
-  if (l2) recipe.l2 = *l2;
   if (!l2_form.empty()) recipe.l2_form = lab::parse_l2(l2_form);
+  // Where only one of the two is given, the other follows as far as there is no choice.
+  const bool none = recipe.l2_form == lab::L2::none;
+  recipe.l2 = l2 ? *l2 : none ? 0 : recipe.l2 > 0 ? recipe.l2 : lab::Recipe{}.l2;
   if (l2_biases) recipe.l2_biases = *l2_biases;
   if (zoom) recipe.sets.zoom = *zoom;
   if (!rule.empty()) recipe.normalizer.rule = Rule::parse(rule);
@@ -100,6 +121,7 @@ void EvaluationFlags::add_to(CLI::App& command) {
   const auto group = "Evaluation";
   command.add_option("--sizes", sizes, "Items of an evaluation set (default 16,32,...,16384)")
       ->delimiter(',')
+      ->allow_extra_args(false)
       ->type_name("N,N,..")
       ->group(group);
   command.add_option("--sets", sets, "Sets of each size (default 4096 up to 4,096 items, 1024 above)")
@@ -107,6 +129,7 @@ void EvaluationFlags::add_to(CLI::App& command) {
       ->group(group);
   command.add_option("--sets-seed", seed, "Of the evaluation sets")
       ->type_name("N")
+      ->check(not_negative)
       ->capture_default_str()
       ->group(group);
   command.add_option("--precision", precision, "Of the model's arithmetic: f32 or f64")
@@ -114,6 +137,7 @@ void EvaluationFlags::add_to(CLI::App& command) {
       ->capture_default_str()
       ->group(group);
   command.add_option("--with", rules, "One more rule to evaluate; may be given again")
+      ->allow_extra_args(false)
       ->type_name("RULE")
       ->group(group);
   command.add_option("--threads", threads, "0 = the default; every number gives the same results")
@@ -124,12 +148,10 @@ void EvaluationFlags::add_to(CLI::App& command) {
 lab::StudyOptions EvaluationFlags::options() const {
   lab::StudyOptions options{.sets = sets, .seed = seed, .threads = threads};
   if (!sizes.empty()) options.sizes = sizes;
-  for (const std::int64_t size : options.sizes) {
-    if (size < 1 || size > 1 << 24)
-      throw Error("--sizes: has " + std::to_string(size) + ", must be 1 to 16777216");
+  lab::check_sizes(options.sizes);
+  if (sets < 0 || sets > 1 << 20) {
+    throw Error("--sets: is " + std::to_string(sets) + ", must be 1 to 1048576, or 0 for the default");
   }
-  if (sets < 0 || sets > 1 << 24)
-    throw Error("--sets: is " + std::to_string(sets) + ", must be 1 to 16777216");
   if (precision != "f32" && precision != "f64") {
     throw Error("--precision: is '" + precision + "', must be f32 or f64");
   }
@@ -140,8 +162,8 @@ lab::StudyOptions EvaluationFlags::options() const {
 
 lab::Watcher watcher() {
   auto bar = std::make_shared<std::unique_ptr<Progress>>();
-  return {.begin = [bar](const std::string& label,
-                         std::int64_t total) { *bar = std::make_unique<Progress>(label, total); },
+  return {.begin = [bar](const std::string& label, std::int64_t total,
+                         std::int64_t before) { *bar = std::make_unique<Progress>(label, total, before); },
           .advance = [bar](std::int64_t steps) { (*bar)->advance(steps); },
           .end =
               [bar] {
@@ -152,7 +174,7 @@ lab::Watcher watcher() {
 
 void remember_command(int argc, char** argv) {
   command_line() = "whet";
-  for (int i = 1; i < argc; ++i) command_line() += std::string(" ") + argv[i];
+  for (int i = 1; i < argc; ++i) command_line() += " " + quoted(argv[i]);
 }
 
 nlohmann::ordered_json made_by() {

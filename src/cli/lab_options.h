@@ -44,6 +44,9 @@ struct EvaluationFlags {
   lab::StudyOptions options() const;
 };
 
+// For options of unsigned numbers: CLI11 would let -1 wrap around.
+std::string not_negative(const std::string& number);
+
 // Progress bars of the lab's work, on standard error.
 lab::Watcher watcher();
 

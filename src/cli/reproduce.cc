@@ -7,11 +7,14 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "cli/commands.h"
 #include "cli/lab_options.h"
+#include "files/file.h"
 #include "lab/reproduction.h"
 #include "report/tables.h"
 
@@ -25,7 +28,7 @@ struct Arguments {
   std::vector<std::string> runs;
   RecipeOptions recipe;
   EvaluationFlags evaluation;
-  int seeds = 10;
+  std::optional<int> seeds;  // 10
   bool quick = false;
   bool no_calibration = false;
   bool json = false;
@@ -35,16 +38,24 @@ std::string in(const std::string& folder, const char* name) {
   return (std::filesystem::path(folder) / name).string();
 }
 
-// Results and tables into the folder (unless there is none), then to the terminal.
+// Results and tables into the folder (unless there is none), all or nothing, then to the terminal.
 void show(const Json& results, const std::string& folder, bool json) {
-  const std::string text = results.dump(1) + "\n";
+  // File names may hold any bytes, JSON only UTF-8.
+  const std::string text = results.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  const std::string tables = report::markdown_tables(results);
   if (!folder.empty()) {
-    std::filesystem::create_directories(folder);
-    lab::write_text(in(folder, "results.json"), text);
-    lab::write_text(in(folder, "tables.md"), report::markdown_tables(results));
-    lab::write_text(in(folder, "tables.csv"), report::csv_table(results));
+    files::OutputFile json_file(in(folder, "results.json")), tables_file(in(folder, "tables.md")),
+        csv_file(in(folder, "tables.csv"));
+    const auto write = [](files::OutputFile& file, const std::string& content) {
+      file.write(std::as_bytes(std::span(content)));
+      file.finish();
+    };
+    write(json_file, text);
+    write(tables_file, tables);
+    write(csv_file, report::csv_table(results));
+    for (files::OutputFile* file : {&json_file, &tables_file, &csv_file}) file->commit();
   }
-  std::fputs(json ? text.c_str() : report::markdown_tables(results).c_str(), stdout);
+  std::fputs(json ? text.c_str() : tables.c_str(), stdout);
   if (!folder.empty()) {
     std::fprintf(stderr, "Written to %s: results.json, tables.md, tables.csv\n", folder.c_str());
   }
@@ -54,21 +65,28 @@ void reproduce(Arguments arguments) {
   if (arguments.quick) {
     if (!arguments.recipe.steps) arguments.recipe.steps = 12000;
     if (arguments.evaluation.sets == 0) arguments.evaluation.sets = 512;
-    arguments.seeds = std::min(arguments.seeds, 2);
+    if (!arguments.seeds) arguments.seeds = 2;
   }
   const lab::Recipe recipe = arguments.recipe.recipe();
   lab::StudyOptions options = arguments.evaluation.options();
   options.calibrate = !arguments.no_calibration;
   const lab::Watcher bars = watcher();
-  const auto runs = lab::train_seeds(arguments.folder, recipe, arguments.seeds, options.threads, bars);
+  const auto runs =
+      lab::train_seeds(arguments.folder, recipe, arguments.seeds.value_or(10), options.threads, bars);
   show(lab::study(runs, options, made_by(), bars), arguments.folder, arguments.json);
 }
 
 void evaluate(const Arguments& arguments) {
   lab::StudyOptions options = arguments.evaluation.options();
   options.calibrate = !arguments.no_calibration;
+  if (!arguments.folder.empty()) files::make_folder(arguments.folder);
   std::vector<lab::Run> runs;
-  for (const std::string& folder : arguments.runs) runs.push_back(lab::load_run(folder));
+  for (const std::string& folder : arguments.runs) {
+    if (std::count(arguments.runs.begin(), arguments.runs.end(), folder) > 1) {
+      throw Error("RUN: has " + folder + " twice; every head counts once");
+    }
+    runs.push_back(lab::load_run(folder));
+  }
   show(lab::study(runs, options, made_by(), watcher()), arguments.folder, arguments.json);
 }
 
@@ -87,9 +105,8 @@ void add_reproduce(CLI::App& app) {
       app.add_subcommand("reproduce", "The paper's experiment: train, evaluate, fit, compare");
   command->add_option("DIR", arguments->folder, "Folder of the experiment; one that was stopped goes on")
       ->capture_default_str();
-  command->add_option("--seeds", arguments->seeds, "Heads to train: seeds SEED, SEED + 1, ...")
-      ->type_name("N")
-      ->capture_default_str();
+  command->add_option("--seeds", arguments->seeds, "Heads to train: seeds SEED, SEED + 1, ... (default 10)")
+      ->type_name("N");
   command->add_flag("--quick", arguments->quick,
                     "2 seeds of 12000 steps and 512 sets of each size: a minute or two");
   add_output_options(*command, *arguments);

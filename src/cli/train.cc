@@ -20,7 +20,7 @@ struct Arguments {
 void run(const Arguments& arguments) {
   const lab::Recipe recipe = arguments.recipe.recipe();
   {
-    Progress progress("training", recipe.steps);
+    Progress progress("training", recipe.steps, lab::prepare_run(arguments.folder, recipe));
     lab::train_run(arguments.folder, recipe, [&](std::int64_t steps) { progress.advance(steps); });
     progress.finish();
   }

@@ -17,7 +17,7 @@ namespace {
 std::string error_text(int error) { return std::generic_category().message(error); }
 
 // What a signal handler may touch: the names of temporary files that exist now.
-std::array<std::atomic<const char*>, 8> unfinished{};
+std::array<std::atomic<const char*>, 64> unfinished{};
 static_assert(std::atomic<const char*>::is_always_lock_free);
 
 void remember(const char* name) {
@@ -168,6 +168,28 @@ void OutputFile::fail(const std::string& action, int error) const {
   const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
   throw FileError(path_, "cannot " + action + " it: " + error_text(error) +
                              (full ? "; free some space or name a file elsewhere" : ""));
+}
+
+void make_folder(const std::string& folder) {
+  std::error_code error;
+  std::filesystem::create_directories(folder, error);
+  if (error) throw FileError(folder, "cannot make the folder: " + error.message());
+}
+
+void write_text(const std::string& path, const std::string& text) {
+  OutputFile file(path);
+  file.write(std::as_bytes(std::span(text)));
+  file.finish();
+  file.commit();
+}
+
+std::string read_text(const std::string& path) {
+  constexpr std::uint64_t kMost = 64 << 20;
+  const InputFile file(path);
+  if (file.size() > kMost) throw FileError(path, "is larger than the 64 MiB that a text may have");
+  std::string text(static_cast<std::size_t>(file.size()), '\0');
+  file.read(0, std::as_writable_bytes(std::span(text)));
+  return text;
 }
 
 void clean_up_on_signals() {

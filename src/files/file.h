@@ -82,6 +82,13 @@ class OutputFile {
   FileHandle handle_;
 };
 
+// Makes the folder and those it is in, where they aren't there yet.
+void make_folder(const std::string& folder);
+
+// A whole small text: written at once; and read, if it has at most 64 MiB.
+void write_text(const std::string& path, const std::string& text);
+std::string read_text(const std::string& path);
+
 // Removes the temporary files of unfinished outputs when SIGINT, SIGTERM or SIGHUP ends the process,
 // and turns SIGXFSZ (a file size limit) into an error of write().
 void clean_up_on_signals();

@@ -346,6 +346,7 @@ void verify(Safetensors& content) {
                                       ", its content has '" + actual + "'");
   }
   if (has_method) content.metadata.erase(method);
+  content.verified = true;
 }
 
 // Other bytes than 0 and 1 would be undefined behaviour as a bool.

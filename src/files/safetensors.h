@@ -71,6 +71,7 @@ struct Safetensors {
   std::string path;  // the file it was read from, for messages; no part of the content
   std::map<std::string, std::string> metadata;
   std::vector<Tensor> tensors;
+  bool verified = false;  // whether it was read with a checksum, which then was right; no part of the content
 
   // Appends a copy of `values`. Error if they aren't as many as `sizes` say.
   template <typename T>

@@ -23,9 +23,9 @@ struct Diagnosis {
 
 Diagnosis diagnose(const std::vector<float>& parameters);
 
-// The largest spread that the weights allow a row of any size (whet/horizon.h): from the singular values of Q
-// and K and the largest norms of encoded queries and items, over a grid of 257 queries and 257 priorities of
-// each class.
+// About the largest spread that the weights allow a row of any size (whet/horizon.h): from the singular
+// values of Q and K, which are bounds, and the largest norms of encoded queries and items, which are those of
+// a grid of 257 queries and 257 priorities of each class: a norm between two points may be a little larger.
 double spread_allowed(const std::vector<float>& parameters);
 
 }  // namespace whet::lab

@@ -3,11 +3,11 @@
 #include <whet/error.h>
 
 #include <algorithm>
-#include <array>
+#include <limits>
 #include <numeric>
 
 #include "core/runtime.h"
-#include "core/thread_pool.h"
+#include "lab/parallel.h"
 
 namespace whet::lab {
 namespace {
@@ -23,7 +23,8 @@ std::int64_t sets_at_once(std::int64_t items) {
 }
 
 std::int64_t sets_of(const EvaluationOptions& options, std::int64_t items) {
-  return options.sets > 0 ? options.sets : default_sets(items);
+  const std::int64_t all = options.sets > 0 ? options.sets : default_sets(items);
+  return std::max<std::int64_t>(1, all / options.share);
 }
 
 // A head of nothing but the diagnosed slope and class offsets, on one set.
@@ -50,7 +51,6 @@ SizeOutcome& operator+=(SizeOutcome& sum, const SizeOutcome& part) {
   sum.entropy += part.entropy;
   sum.spread += part.spread;
   sum.largest_spread = std::max(sum.largest_spread, part.largest_spread);
-  sum.largest_peak = std::max(sum.largest_peak, part.largest_peak);
   sum.predicted += part.predicted;
   for (std::size_t r = 0; r < sum.outcomes.size(); ++r) {
     sum.outcomes[r].correct += part.outcomes[r].correct;
@@ -58,6 +58,7 @@ SizeOutcome& operator+=(SizeOutcome& sum, const SizeOutcome& part) {
     sum.outcomes[r].sharpened += part.outcomes[r].sharpened;
     sum.outcomes[r].entropy += part.outcomes[r].entropy;
     sum.outcomes[r].peak += part.outcomes[r].peak;
+    sum.outcomes[r].largest_peak = std::max(sum.outcomes[r].largest_peak, part.outcomes[r].largest_peak);
   }
   return sum;
 }
@@ -82,7 +83,6 @@ SizeOutcome measure(const Head<T>& head, const Batch& batch, const Diagnosis& di
     sum.entropy += plain.entropy;
     sum.spread += plain.spread;
     sum.largest_spread = std::max(sum.largest_spread, plain.spread);
-    sum.largest_peak = std::max(sum.largest_peak, plain.peak);
     sum.predicted += predicts_right(diagnosis, batch, set) ? 1 : 0;
     for (std::size_t r = 0; r < normalizers.size(); ++r) {
       const RowStats& stats =
@@ -91,7 +91,9 @@ SizeOutcome measure(const Head<T>& head, const Batch& batch, const Diagnosis& di
       outcome.beta += stats.beta;
       outcome.sharpened += stats.beta > 1 ? 1 : 0;
       outcome.entropy += normalizers[r].hard ? 0 : stats.sharp_entropy;
-      outcome.peak += normalizers[r].hard ? 1 : stats.sharp_peak;
+      const double peak = normalizers[r].hard ? 1 : stats.sharp_peak;
+      outcome.peak += peak;
+      outcome.largest_peak = std::max(outcome.largest_peak, peak);
     }
   }
   for (std::size_t r = 0; r < normalizers.size(); ++r) sum.outcomes[r].correct = head.correct(r);
@@ -114,13 +116,12 @@ SizeOutcome evaluate_size(const std::vector<T>& parameters, const Diagnosis& dia
   std::vector<Head<T>> heads(static_cast<std::size_t>(threads));
   std::vector<Batch> batches(static_cast<std::size_t>(threads));
   std::vector<SizeOutcome> parts(static_cast<std::size_t>(tasks));
-  core::parallel_for(tasks, threads, [&](std::int64_t task, int worker) {
+  for_each_task(tasks, threads, [&](std::int64_t task, int worker) {
     Head<T>& head = heads[static_cast<std::size_t>(worker)];
     Batch& batch = batches[static_cast<std::size_t>(worker)];
     const std::int64_t first = task * at_once, count = std::min(at_once, sets - first);
     draw_sets(options.seed, options.stream, items, first, count, batch);
-    head.forward(parameters.data(), batch, normalizers,
-                 count * items <= kKeptItems ? Keep::encoded : Keep::nothing);
+    head.forward(parameters.data(), batch, normalizers, keep_of(count * items));
     parts[static_cast<std::size_t>(task)] = measure(head, batch, diagnosis, normalizers);
     if (options.progress) options.progress(count * items);
   });
@@ -133,6 +134,16 @@ SizeOutcome evaluate_size(const std::vector<T>& parameters, const Diagnosis& dia
 
 }  // namespace
 
+void check_sizes(std::span<const std::int64_t> sizes) {
+  for (const std::int64_t items : sizes) {
+    if (items < 1 || items > 1 << 24) {
+      throw Error("sizes: has " + std::to_string(items) + ", must be 1 to 16777216 items");
+    }
+  }
+}
+
+Keep keep_of(std::int64_t items) { return items <= kKeptItems ? Keep::encoded : Keep::nothing; }
+
 std::int64_t default_sets(std::int64_t items) { return items <= 4096 ? 4096 : 1024; }
 
 std::int64_t items_to_evaluate(const EvaluationOptions& options) {
@@ -144,11 +155,7 @@ std::int64_t items_to_evaluate(const EvaluationOptions& options) {
 std::vector<SizeOutcome> evaluate(const std::vector<float>& parameters,
                                   std::span<const NamedNormalizer> normalizers,
                                   const EvaluationOptions& options) {
-  for (const std::int64_t items : options.sizes) {
-    if (items < 1 || items > 1 << 24) {
-      throw Error("sizes: has " + std::to_string(items) + ", must be 1 to 16777216 items");
-    }
-  }
+  check_sizes(options.sizes);
   const Diagnosis diagnosis = diagnose(parameters);
   const std::vector<Normalizer> unnamed = plain(normalizers);
   const std::vector<double> exact(parameters.begin(), parameters.end());
@@ -172,7 +179,7 @@ std::vector<float> heat_map(const std::vector<float>& parameters,
   std::vector<std::int64_t> order(static_cast<std::size_t>(items));
   for (std::int64_t set = 0; set < sets; ++set) {
     draw_sets(seed, Stream::evaluation, items, set, 1, batch);
-    head.forward(parameters.data(), batch, unnamed, items <= kKeptItems ? Keep::encoded : Keep::nothing);
+    head.forward(parameters.data(), batch, unnamed, keep_of(items));
     std::iota(order.begin(), order.end(), 0);
     const std::int64_t shown = std::min(items, columns);
     std::partial_sort(order.begin(), order.begin() + shown, order.end(), [&](std::int64_t a, std::int64_t b) {

@@ -24,6 +24,7 @@ enum class Precision { f32, f64 };
 struct EvaluationOptions {
   std::vector<std::int64_t> sizes{};
   std::int64_t sets = 0;   // of each size; 0: default_sets(size)
+  std::int64_t share = 1;  // of those, one in so many
   std::uint64_t seed = 1;  // of the sets; every model sees the same ones
   Stream stream = Stream::evaluation;
   Precision precision = Precision::f32;
@@ -37,9 +38,10 @@ std::int64_t default_sets(std::int64_t items);  // 4,096 up to 4,096 items, 1,02
 struct Outcome {
   std::int64_t correct = 0;  // sets
   double beta = 0;
-  double sharpened = 0;  // share of rows with beta > 1
-  double entropy = 0;    // at that beta, nats
-  double peak = 0;       // largest weight at that beta
+  double sharpened = 0;     // share of rows with beta > 1
+  double entropy = 0;       // at that beta, nats
+  double peak = 0;          // largest weight at that beta
+  double largest_peak = 0;  // of any set
 };
 
 struct SizeOutcome {
@@ -49,10 +51,15 @@ struct SizeOutcome {
   double entropy = 0;        // at beta = 1
   double spread = 0;         // mean, and largest
   double largest_spread = 0;
-  double largest_peak = 0;          // largest weight of any set at beta = 1
   std::int64_t predicted = 0;       // sets that a head of only slope and class offsets would get right
   std::vector<Outcome> outcomes{};  // one a normalizer
 };
+
+// Error naming `sizes` unless every one is 1 to 16,777,216 items.
+void check_sizes(std::span<const std::int64_t> sizes);
+
+// What forward() should keep of so many items: beyond 32,768 (19 MB) they are encoded twice instead.
+Keep keep_of(std::int64_t items);
 
 // A progress total: the items that evaluate() will report.
 std::int64_t items_to_evaluate(const EvaluationOptions& options);

@@ -73,7 +73,7 @@ TEST(Evaluation, CountsWhatAPlainLookCounts) {
   EXPECT_NEAR(outcome.outcomes[2].entropy, 0.1, 0.03);  // but for rows that are sharper already
   EXPECT_EQ(outcome.outcomes[3].peak, 1);
   EXPECT_EQ(outcome.outcomes[3].entropy, 0);
-  EXPECT_LE(outcome.largest_peak, largest_weight(items, outcome.largest_spread) * (1 + 1e-6));
+  EXPECT_LE(outcome.outcomes[0].largest_peak, largest_weight(items, outcome.largest_spread) * (1 + 1e-6));
 }
 
 TEST(Evaluation, IsTheSameForAnyNumberOfThreads) {

@@ -1,12 +1,16 @@
 #include "lab/fit_points.h"
 
+#include <whet/error.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <span>
+#include <string>
 
 #include "core/runtime.h"
-#include "core/thread_pool.h"
+#include "lab/evaluation.h"
 #include "lab/model.h"
+#include "lab/parallel.h"
 
 namespace whet::lab {
 namespace {
@@ -30,6 +34,8 @@ void append_point(const Head<float>& head, const Batch& batch, std::int64_t set,
 }  // namespace
 
 std::vector<FitPoint> fit_points(const std::vector<float>& parameters, const FitPointsOptions& options) {
+  check_sizes(options.sizes);
+  if (options.sets < 1) throw Error("sets: is " + std::to_string(options.sets) + ", must be 1 or more");
   constexpr std::int64_t kSetsAtOnce = 8;
   const Normalizer normalizer{};
   const int threads = core::resolve_threads(options.threads);
@@ -38,13 +44,13 @@ std::vector<FitPoint> fit_points(const std::vector<float>& parameters, const Fit
   std::vector<Head<float>> heads(static_cast<std::size_t>(threads));
   std::vector<Batch> batches(static_cast<std::size_t>(threads));
   std::vector<std::vector<FitPoint>> parts(static_cast<std::size_t>(tasks));
-  core::parallel_for(tasks, threads, [&](std::int64_t task, int worker) {
+  for_each_task(tasks, threads, [&](std::int64_t task, int worker) {
     Head<float>& head = heads[static_cast<std::size_t>(worker)];
     Batch& batch = batches[static_cast<std::size_t>(worker)];
     const std::int64_t first = task % per_size * kSetsAtOnce;
     draw_sets(options.seed, Stream::fit, options.sizes[static_cast<std::size_t>(task / per_size)], first,
               std::min(kSetsAtOnce, options.sets - first), batch);
-    head.forward(parameters.data(), batch, std::span(&normalizer, 1), Keep::encoded);
+    head.forward(parameters.data(), batch, std::span(&normalizer, 1), keep_of(batch.sets * batch.items));
     for (std::int64_t set = 0; set < batch.sets; ++set) {
       append_point(head, batch, set, parts[static_cast<std::size_t>(task)]);
     }

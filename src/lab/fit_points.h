@@ -2,12 +2,16 @@
 #ifndef WHET_LAB_FIT_POINTS_H_
 #define WHET_LAB_FIT_POINTS_H_
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
 #include "lab/fit.h"
 
 namespace whet::lab {
+
+// Fewer points than these say nothing of a polynomial of degree 4.
+inline constexpr std::size_t kFewestPoints = 50;
 
 struct FitPointsOptions {
   std::vector<std::int64_t> sizes{16, 32, 64, 128, 256, 512, 1024, 2048, 4096};

@@ -6,6 +6,7 @@
 #include <boost/math/special_functions/erf.hpp>
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 namespace whet::lab {
 namespace {
@@ -47,7 +48,7 @@ void grow(std::vector<T>& values, std::int64_t size) {
 const std::array<Layer, kLayers> kModel = lay_out();
 
 std::vector<float> initial_parameters(std::uint64_t seed) {
-  // The standard deviation of a standard normal cut at +-2, and the share of it between 0 and 2.
+  // The standard deviation of a standard normal cut at +-2, and the share of it within them.
   constexpr double kCutDeviation = 0.87962566103423978;
   const double half = boost::math::erf(2 / std::sqrt(2.0));
   std::vector<float> parameters(kParameters, 0.0F);
@@ -249,26 +250,35 @@ void Head<T>::weigh() {
 template <typename T>
 void Head<T>::pool() {
   std::fill(pooled_.begin(), pooled_.end(), T(0));
+  wide_pooled_.assign(batch_->items > kItemBlock ? pooled_.size() : 0, 0.0);
   for (std::int64_t row = 0; row < items(); row += kItemBlock) {
     const std::int64_t rows = std::min(kItemBlock, items() - row);
     if (keep_ == Keep::nothing) encode_block(row, rows);
     pool_block(row, rows);
   }
+  std::transform(wide_pooled_.begin(), wide_pooled_.end(), pooled_.begin(),
+                 [](double sum) { return static_cast<T>(sum); });
   for (std::int64_t output = 0; output < outputs(); ++output) {
     const T* weights = weights_.data() + output * batch_->items;
-    T total = 0;
-    for (std::int64_t i = 0; i < batch_->items; ++i) total += weights[i];
-    totals_[static_cast<std::size_t>(output)] = total;
+    totals_[static_cast<std::size_t>(output)] =
+        static_cast<T>(std::accumulate(weights, weights + batch_->items, 0.0));
   }
 }
 
+// A set of more than a block of items is summed block by block in double: a million small additions to one
+// float would lose a percent of the sum.
 template <typename T>
 void Head<T>::pool_block(std::int64_t first, std::int64_t count) {
   for (std::int64_t r = 0; r < static_cast<std::int64_t>(normalizers_.size()); ++r) {
     for_sets(batch_->items, first, count, [&](std::int64_t set, std::int64_t row, std::int64_t rows) {
+      const std::int64_t place = (r * batch_->sets + set) * kStride;
+      std::array<T, kWidth> part{};
+      T* sum = wide_pooled_.empty() ? pooled_.data() + place : part.data();
       kernels_.add_rows(encoded_items_.data() + encoded_place(row, first), kStride, rows, kWidth,
-                        weights_.data() + r * items() + row,
-                        pooled_.data() + (r * batch_->sets + set) * kStride);
+                        weights_.data() + r * items() + row, sum);
+      for (std::size_t i = 0; !wide_pooled_.empty() && i < kWidth; ++i) {
+        wide_pooled_[static_cast<std::size_t>(place) + i] += static_cast<double>(part[i]);
+      }
     });
   }
 }

@@ -131,6 +131,7 @@ class Head {
 
   // One row a set and normalizer.
   std::vector<T> pooled_, v_, o_, hidden_, hidden_out_;
+  std::vector<double> wide_pooled_;  // pooled_ while it is summed; empty if sets are small
   std::vector<T> totals_;            // one number: the sum of the weights
   std::vector<T> scores_, dscores_;  // kClasses apart
   std::vector<RowStats> stats_;

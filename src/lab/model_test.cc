@@ -158,6 +158,21 @@ TEST(Model, GivesTheSameBitsWhateverIsKept) {
   }
 }
 
+TEST(Model, SumsAMillionSmallWeightsWithoutLosingThem) {
+  // Nearly equal weights, the worst case: each is a millionth of the sum.
+  std::vector<float> parameters = initial_parameters(3);
+  for (std::int64_t i = kModel[kK].kernel; i < kModel[kK].bias; ++i)
+    parameters[static_cast<std::size_t>(i)] *= 1e-3F;
+  const std::vector<double> exact(parameters.begin(), parameters.end());
+  const Batch batch = small_batch(1, 1 << 20);
+  const Normalizer normalizer{};
+  Head<float> head;
+  head.forward(parameters.data(), batch, std::span(&normalizer, 1), Keep::nothing);
+  Head<double> wide;
+  wide.forward(exact.data(), batch, std::span(&normalizer, 1), Keep::nothing);
+  for (std::size_t c = 0; c < kClasses; ++c) EXPECT_NEAR(head.scores()[c], wide.scores()[c], 2e-6) << c;
+}
+
 class Gradients : public testing::TestWithParam<std::string> {};
 
 TEST_P(Gradients, AreThoseOfDifferences) {

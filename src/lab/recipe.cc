@@ -72,6 +72,8 @@ void check(const Recipe& r) {
           text(r.sets.smallest) + " to " + text(r.sets.largest), "a range within 1 to 4096");
   require(r.sets.zoom >= 0 && r.sets.zoom <= 7, "zoom", text(r.sets.zoom), "0 to 7 decades");
   require(r.rate > 0 && r.rate <= 1, "rate", text(r.rate), "above 0 and at most 1");
+  require((r.l2_form == L2::none) == (r.l2 == 0), "l2", text(r.l2),
+          r.l2_form == L2::none ? "0 where l2-form is none" : "above 0, or l2-form none");
   require(!r.normalizer.hard, "rule", "hard", "one that has a gradient");
   require(r.l2 >= 0 && r.l2 <= 1, "l2", text(r.l2), "0 to 1");
 }

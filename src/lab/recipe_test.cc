@@ -188,7 +188,11 @@ TEST(RecipeCheck, AcceptsTheEndsOfEveryRange) {
   EXPECT_EQ(accepts([](Recipe& r) { r.sets = {4096, 4096, 7.0}; }), "");
   EXPECT_EQ(accepts([](Recipe& r) { r.rate = r.l2 = 1; }), "");
   EXPECT_EQ(accepts([](Recipe& r) { r.rate = 5e-324; }), "");
-  EXPECT_EQ(accepts([](Recipe& r) { r.l2 = r.sets.zoom = 0; }), "");
+  EXPECT_EQ(accepts([](Recipe& r) {
+              r.l2 = r.sets.zoom = 0;
+              r.l2_form = L2::none;
+            }),
+            "");
 }
 
 TEST(RecipeCheck, RefusesWhatIsBeyondAndSaysWhatMayBe) {
@@ -217,6 +221,15 @@ TEST(RecipeCheck, RefusesWhatIsBeyondAndSaysWhatMayBe) {
   for (const double l2 : {-1e-9, 1.001, std::nan(""), double{INFINITY}}) {
     EXPECT_TRUE(begins_with(error([&](Recipe& r) { r.l2 = l2; }), "l2: is ")) << l2;
   }
+}
+
+TEST(RecipeCheck, RefusesAFormWithoutStrengthAndAStrengthWithoutForm) {
+  Recipe recipe;
+  recipe.l2 = 0;
+  EXPECT_EQ(error_of([&] { check(recipe); }), "l2: is 0.0, must be above 0, or l2-form none");
+  recipe = {};
+  recipe.l2_form = L2::none;
+  EXPECT_EQ(error_of([&] { check(recipe); }), "l2: is 0.001, must be 0 where l2-form is none");
 }
 
 TEST(RecipeNames, AreTwoRecipes) {

@@ -4,15 +4,14 @@
 #include <whet/horizon.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
-#include <exception>
 #include <filesystem>
-#include <mutex>
 #include <nlohmann/json.hpp>
 
 #include "core/runtime.h"
-#include "core/thread_pool.h"
 #include "lab/calibration.h"
+#include "lab/parallel.h"
 #include "lab/significance.h"
 
 namespace whet::lab {
@@ -44,7 +43,7 @@ Json to_json(const SizeOutcome& size, std::span<const NamedNormalizer> normalize
           {"entropy", size.entropy},
           {"spread", size.spread},
           {"largest_spread", size.largest_spread},
-          {"largest_weight", size.largest_peak},
+          {"largest_weight", size.outcomes.front().largest_peak},
           {"weight_bound", largest_weight(static_cast<double>(size.items), size.largest_spread)},
           {"paper_bound", paper_bounds(static_cast<double>(size.items), size.largest_spread).upper},
           {"predicted", mean_of(size, size.predicted)},
@@ -85,7 +84,7 @@ EvaluationOptions evaluation_of(const StudyOptions& options, const Watcher& watc
 
 EvaluationOptions calibrated_evaluation_of(const StudyOptions& options, const Watcher& watcher) {
   EvaluationOptions fewer = evaluation_of(options, watcher);
-  fewer.sets = options.sets > 0 ? std::max<std::int64_t>(1, options.sets / 4) : 1024 / 4;
+  fewer.share = 4;
   return fewer;
 }
 
@@ -140,7 +139,7 @@ Json calibrated_json(const Run& run, const StudyOptions& options, CalibrationMet
           {"sizes", sizes_json(outcomes, normalizers)}};
 }
 
-// Of one head: three digits are all a picture shows.
+// Of one head; more digits than these no picture shows.
 Json map_json(const Run& run, const Study& study, const StudyOptions& options) {
   Json frames = Json::array();
   for (const std::int64_t items : options.sizes) {
@@ -246,6 +245,10 @@ std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, in
                              const Watcher& watcher) {
   check(recipe);
   if (seeds < 1 || seeds > 10000) throw Error("seeds: is " + std::to_string(seeds) + ", must be 1 to 10000");
+  if (recipe.seed + static_cast<std::uint64_t>(seeds) < recipe.seed) {
+    throw Error("seed: is " + std::to_string(recipe.seed) + ", must leave room for " + std::to_string(seeds) +
+                " seeds");
+  }
   std::vector<std::string> folders;
   std::vector<Recipe> recipes;
   for (int i = 0; i < seeds; ++i) {
@@ -254,20 +257,23 @@ std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, in
     folders.push_back(
         (std::filesystem::path(folder) / ("seed-" + std::to_string(recipes.back().seed))).string());
   }
-  watcher.begin("training", recipe.steps * seeds);
-  std::mutex mutex;
-  std::exception_ptr failure;
-  core::parallel_for(seeds, core::resolve_threads(threads), [&](std::int64_t task, int) {
-    const auto i = static_cast<std::size_t>(task);
-    try {
-      train_run(folders[i], recipes[i], watcher.advance);
-    } catch (...) {
-      const std::lock_guard lock(mutex);
-      if (!failure) failure = std::current_exception();
-    }
-  });
+  // Every folder is looked at before the first step: a wrong one must not cost the training of the others.
+  std::int64_t found = 0;
+  for (std::size_t i = 0; i < folders.size(); ++i) found += prepare_run(folders[i], recipes[i]);
+  watcher.begin("training", recipe.steps * seeds, found);
+  struct Stopped {};  // thrown inside a run when another has failed
+  std::atomic<bool> failed{false};
+  const auto advance = [&](std::int64_t steps) {
+    if (failed) throw Stopped();
+    watcher.advance(steps);
+  };
+  for_each_task(
+      seeds, core::resolve_threads(threads),
+      [&](std::int64_t task, int) {
+        train_run(folders[static_cast<std::size_t>(task)], recipes[static_cast<std::size_t>(task)], advance);
+      },
+      &failed);
   watcher.end();
-  if (failure) std::rethrow_exception(failure);
   std::vector<Run> runs;
   for (const std::string& run : folders) runs.push_back(load_run(run));
   return runs;
@@ -277,11 +283,10 @@ Study study_of(const Run& run, const StudyOptions& options) {
   Study study{.normalizers = rules_without_fit(run, options),
               .points = fit_points(run.parameters, fit_of(options)),
               .fit = {}};
-  try {
+  // A head that misranks hardly anything leaves nothing to fit on.
+  if (study.points.size() >= kFewestPoints) {
     study.fit = fit_polynomial(study.points);
     study.normalizers.push_back({"refit", {.rule = study.fit.rule()}});
-  } catch (const Error&) {
-    study.fit = {};  // hardly any set was misranked: nothing to fit on
   }
   study.normalizers.insert(study.normalizers.end(), options.extra.begin(), options.extra.end());
   study.normalizers.push_back({"hard", {.rule = {}, .hard = true}});
@@ -293,7 +298,7 @@ Json study(const std::vector<Run>& runs, const StudyOptions& options, const Json
   const std::int64_t each =
       items_to_evaluate(evaluation_of(options, watcher)) +
       (options.calibrate ? 2 * items_to_evaluate(calibrated_evaluation_of(options, watcher)) : 0);
-  watcher.begin("evaluating", each * static_cast<std::int64_t>(runs.size()));
+  watcher.begin("evaluating", each * static_cast<std::int64_t>(runs.size()), 0);
   Json models = Json::array(), map, scatter;
   for (const Run& run : runs) {
     const Study study = study_of(run, options);
@@ -310,10 +315,18 @@ Json study(const std::vector<Run>& runs, const StudyOptions& options, const Json
     models.push_back(model);
   }
   watcher.end();
-  Json json{{"schema", "whet results"}, {"version", kVersion},
-            {"kind", "reproduction"},   {"made", made},
-            {"paper", paper_json()},    {"summary", summary_json(models)},
-            {"models", models},         {"fit_scatter", scatter},
+  Json json{{"schema", "whet results"},
+            {"version", kVersion},
+            {"kind", "reproduction"},
+            {"made", made},
+            {"options",
+             {{"sets_seed", options.seed},
+              {"sets", options.sets},
+              {"precision", options.precision == Precision::f64 ? "f64" : "f32"}}},
+            {"paper", paper_json()},
+            {"summary", summary_json(models)},
+            {"models", models},
+            {"fit_scatter", scatter},
             {"heat_map", map}};
   if (options.calibrate) {
     json["calibrated_summary"] = {{"classes", summary_json(models, "classes")},

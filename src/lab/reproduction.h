@@ -18,9 +18,10 @@ namespace whet::lab {
 
 // Told of long work as it goes; advance() from several threads.
 struct Watcher {
-  std::function<void(const std::string& label, std::int64_t total)> begin;
+  // `before` of `total` was done by an earlier run.
+  std::function<void(const std::string& label, std::int64_t total, std::int64_t before)> begin;
   std::function<void(std::int64_t steps)> advance;
-  std::function<void()> end;
+  std::function<void()> end;  // not called if the work fails
 };
 
 struct StudyOptions {
@@ -40,8 +41,8 @@ std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, in
 
 // The rules a head is evaluated under, in this order: softmax, trained (if it was trained under a rule),
 // paper, fixed, log_length, target_entropy, target_peak, refit (if its fit is possible), the extra ones,
-// hard. Label-free: the targets are the mean entropy and the mean largest weight of the head itself, as it was
-// trained, on sets of its largest training size, which no evaluation uses.
+// hard. Label-free: the targets are the mean entropy and the mean largest weight of the head itself, as it
+// was trained, on sets of its largest training size, which no evaluation uses.
 struct Study {
   std::vector<NamedNormalizer> normalizers;
   std::vector<FitPoint> points;

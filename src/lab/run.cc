@@ -1,7 +1,11 @@
 #include "lab/run.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
 #include <whet/error.h>
 
+#include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstring>
 #include <filesystem>
@@ -17,15 +21,15 @@ namespace whet::lab {
 namespace {
 
 using files::FileError;
+using files::make_folder;
+using files::read_text;
+using files::write_text;
 using Json = nlohmann::ordered_json;
 
 constexpr const char* kConfig = "config.json";
 constexpr const char* kCheckpoint = "checkpoint.safetensors";
 constexpr const char* kMetrics = "metrics.jsonl";
 constexpr const char* kFormat = "whet run 1";
-
-// Texts of a run are small; anything larger isn't one.
-constexpr std::uint64_t kMaxText = 64 << 20;
 
 std::string in(const std::string& folder, const char* name) {
   return (std::filesystem::path(folder) / name).string();
@@ -34,12 +38,6 @@ std::string in(const std::string& folder, const char* name) {
 bool exists(const std::string& path) {
   std::error_code error;
   return std::filesystem::exists(path, error);
-}
-
-void make_folder(const std::string& folder) {
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) throw FileError(folder, "cannot make the folder: " + error.message());
 }
 
 Json parse_json(const std::string& text, const std::string& path) {
@@ -82,6 +80,9 @@ std::int64_t checkpoint_step(const files::Safetensors& content, const Recipe& re
     return found == content.metadata.end() ? std::string() : found->second;
   };
   if (text("format") != kFormat) throw FileError(content.path, "is not a checkpoint of whet");
+  if (!content.verified) {
+    throw FileError(content.path, "has no checksum: another program wrote it, or it was altered");
+  }
   if (text("recipe") != to_json(recipe).dump()) {
     throw FileError(content.path, "belongs to a run of another recipe than its config.json");
   }
@@ -121,13 +122,18 @@ std::vector<Metrics> read_metrics(const std::string& folder, const Recipe& recip
   std::vector<Metrics> metrics;
   const std::string path = in(folder, kMetrics);
   std::istringstream lines(step > 0 || exists(path) ? read_text(path) : "");
-  int number = 0;
+  std::int64_t number = 0;
   for (std::string line; std::getline(lines, line);) {
     ++number;
     const Json json = parse_json(line, path);
     try {
       const Metrics m{json.at("step").get<std::int64_t>(), json.at("loss").get<double>(),
                       json.at("accuracy").get<double>()};
+      if (m.step != std::min(number * kMetricsEvery, recipe.steps)) {
+        throw FileError(path, "line " + std::to_string(number) + " is of step " + std::to_string(m.step) +
+                                  ", must be " +
+                                  std::to_string(std::min(number * kMetricsEvery, recipe.steps)));
+      }
       if (m.step <= step) metrics.push_back(m);
     } catch (const Json::exception&) {
       throw FileError(path, "line " + std::to_string(number) + " lacks step, loss or accuracy");
@@ -149,6 +155,21 @@ void save(const std::string& folder, const Recipe& recipe, const TrainingState& 
   add_parameters(content, "adam.v.", state.v);
   write_checkpoint(folder, content);
 }
+
+// Held while a run is trained: two processes would write over each other's files.
+class FolderLock {
+ public:
+  explicit FolderLock(const std::string& folder)
+      : handle_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+    // A file system that knows no locks is no reason not to train.
+    if (handle_.get() >= 0 && ::flock(handle_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      throw FileError(folder, "is being trained by another process; wait for it");
+    }
+  }
+
+ private:
+  files::FileHandle handle_;
+};
 
 // The state to go on from; a new one if the folder is new.
 TrainingState open_run(const std::string& folder, const Recipe& recipe) {
@@ -176,21 +197,6 @@ TrainingState open_run(const std::string& folder, const Recipe& recipe) {
 
 }  // namespace
 
-void write_text(const std::string& path, const std::string& text) {
-  files::OutputFile file(path);
-  file.write(std::as_bytes(std::span(text)));
-  file.finish();
-  file.commit();
-}
-
-std::string read_text(const std::string& path) {
-  const files::InputFile file(path);
-  if (file.size() > kMaxText) throw FileError(path, "is too large for a file of a run");
-  std::string text(static_cast<std::size_t>(file.size()), '\0');
-  file.read(0, std::as_writable_bytes(std::span(text)));
-  return text;
-}
-
 void add_parameters(files::Safetensors& content, const std::string& prefix,
                     const std::vector<float>& parameters) {
   const std::span<const float> all(parameters);
@@ -209,6 +215,11 @@ std::vector<float> parameters_of(const files::Safetensors& content, const std::s
   const auto copy = [&](const std::string& name, const Dims& sizes, std::int64_t offset) {
     const files::Tensor& tensor = content.find(name, files::TensorType::f32, sizes);
     std::memcpy(parameters.data() + offset, tensor.bytes.data(), tensor.bytes.size());
+    const std::size_t count = tensor.bytes.size() / sizeof(float);
+    if (!std::all_of(parameters.data() + offset, parameters.data() + offset + count,
+                     [](float p) { return std::isfinite(p); })) {
+      throw FileError(content.path, "holds a weight of '" + name + "' that isn't finite");
+    }
   };
   for (const Layer& layer : kModel) {
     const std::string name = prefix + layer.name;
@@ -218,12 +229,20 @@ std::vector<float> parameters_of(const files::Safetensors& content, const std::s
   return parameters;
 }
 
+std::int64_t prepare_run(const std::string& folder, const Recipe& recipe) {
+  check(recipe);
+  const TrainingState state = open_run(folder, recipe);
+  read_metrics(folder, recipe, state.step);
+  return state.step;
+}
+
 void train_run(const std::string& folder, const Recipe& recipe,
                const std::function<void(std::int64_t)>& progress) {
   check(recipe);
+  make_folder(folder);
+  const FolderLock lock(folder);
   TrainingState state = open_run(folder, recipe);
   std::vector<Metrics> metrics = read_metrics(folder, recipe, state.step);
-  progress(state.step);
   Trainer trainer(recipe, std::move(state));
   double loss = 0;
   std::int64_t correct = 0, counted = 0;
@@ -251,7 +270,9 @@ void train_run(const std::string& folder, const Recipe& recipe,
 
 Run load_run(const std::string& folder) {
   if (!exists(in(folder, kConfig))) {
-    throw FileError(folder, "is not a run: it has no config.json; make one with 'whet train'");
+    const bool parent = exists(in(folder, "seed-0"));
+    throw FileError(folder, parent ? "is not a run but a folder of runs; name " + in(folder, "seed-0")
+                                   : "is not a run: it has no config.json; make one with 'whet train'");
   }
   Config config = read_config(folder);
   if (!exists(in(folder, kCheckpoint))) {

@@ -38,13 +38,15 @@ struct Run {
   std::int64_t step = 0;  // steps done
   std::vector<Metrics> metrics;
   std::string edit;  // what was done to the weights after training; empty: nothing
-
-  bool finished() const { return step == recipe.steps; }
 };
 
-// Trains until recipe.steps, from where the folder's checkpoint stands; makes the folder if needed.
-// `progress` is told of steps done, those found in the checkpoint included. Error if the folder holds a run
+// Makes the folder if needed, and says how many steps of this recipe are done in it. Error if it holds a run
 // of another recipe, FileError if a file of it can't be read, is damaged, or can't be written.
+std::int64_t prepare_run(const std::string& folder, const Recipe& recipe);
+
+// Trains until recipe.steps, from where the folder's checkpoint stands, as prepare_run() has it. `progress`
+// is told of every step; what it throws ends the training, which can go on from the last checkpoint.
+// FileError also if another process is training in this folder.
 void train_run(const std::string& folder, const Recipe& recipe,
                const std::function<void(std::int64_t steps)>& progress);
 
@@ -59,10 +61,6 @@ void save_edited_run(const std::string& folder, const Run& run);
 void add_parameters(files::Safetensors& content, const std::string& prefix,
                     const std::vector<float>& parameters);
 std::vector<float> parameters_of(const files::Safetensors& content, const std::string& prefix);
-
-// A whole small text file, replaced at once; and its content. FileError.
-void write_text(const std::string& path, const std::string& text);
-std::string read_text(const std::string& path);
 
 }  // namespace whet::lab
 

@@ -65,7 +65,7 @@ struct Interrupted {};
 
 // Trains until `stop` steps are done, and dies there before anything of that step is saved.
 void train_until(const std::string& folder, const Recipe& recipe, std::int64_t stop) {
-  std::int64_t done = 0;
+  std::int64_t done = prepare_run(folder, recipe);
   try {
     train_run(folder, recipe, [&](std::int64_t steps) {
       done += steps;
@@ -172,7 +172,6 @@ TEST_F(RunFolder, IsTheTrainersWork) {
     correct = 0;
   }
   const lab::Run run = load_run(whole());
-  EXPECT_TRUE(run.finished());
   EXPECT_EQ(run.step, 2100);
   EXPECT_TRUE(run.recipe == small_recipe());
   EXPECT_EQ(run.edit, "");
@@ -198,10 +197,9 @@ TEST_F(RunFolder, InterruptedAnywhereEndsInTheSameBytes) {
     EXPECT_EQ(fs::exists(folder + "/checkpoint.safetensors"), stop > 2000) << stop;
   }
   EXPECT_EQ(load_run(folder).step, 2000);
-  EXPECT_FALSE(load_run(folder).finished());
-  // Progress is told of the steps found, then of each one done.
-  std::vector<std::int64_t> told, expected(101, 1);
-  expected[0] = 2000;
+  EXPECT_EQ(prepare_run(folder, small_recipe()), 2000);
+  const std::vector<std::int64_t> expected(100, 1);
+  std::vector<std::int64_t> told;
   train_run(folder, small_recipe(), [&](std::int64_t steps) { told.push_back(steps); });
   EXPECT_EQ(told, expected);
   EXPECT_TRUE(snapshot(folder) == snapshot(whole()));
@@ -213,9 +211,19 @@ TEST_F(RunFolder, TrainedAgainStaysAsItIs) {
   const auto written = fs::last_write_time(folder + "/checkpoint.safetensors");
   std::vector<std::int64_t> told;
   train_run(folder, short_recipe(), [&](std::int64_t steps) { told.push_back(steps); });
-  EXPECT_EQ(told, std::vector<std::int64_t>{3});
+  EXPECT_TRUE(told.empty());
+  EXPECT_EQ(prepare_run(folder, short_recipe()), 3);
   EXPECT_TRUE(snapshot(folder) == before);
   EXPECT_EQ(fs::last_write_time(folder + "/checkpoint.safetensors"), written);
+}
+
+TEST_F(RunFolder, IsTrainedByOneAtATime) {
+  const std::string folder = fresh();
+  std::string error;
+  train_run(folder, short_recipe(), [&](std::int64_t) {
+    error = error_of<files::FileError>([&] { train(folder, short_recipe()); });
+  });
+  EXPECT_TRUE(contains(error, folder + ": is being trained by another process")) << error;
 }
 
 TEST_F(RunFolder, KilledBetweenMetricsAndCheckpointDropsTheMetricsAhead) {

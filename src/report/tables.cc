@@ -61,7 +61,9 @@ std::string paper_table(const Json& results) {
     for (std::size_t i = 0; i < paper["items"].size(); ++i) {
       if (paper["items"][i] != size["items"] || !size["rules"].contains("paper")) continue;
       const Json& adaptive = size["rules"]["paper"];
-      table.add({size["items"].dump(), with_deviation(size["rules"]["softmax"]),
+      const Json unverified = paper.value("unverified", Json::array());
+      const bool read = std::find(unverified.begin(), unverified.end(), size["items"]) == unverified.end();
+      table.add({size["items"].dump() + (read ? "" : "*"), with_deviation(size["rules"]["softmax"]),
                  format("%.1f", number(paper["softmax"][i])), with_deviation(adaptive),
                  format("%.1f", number(paper["paper"][i])), p_value(adaptive["against_softmax"]["p"]),
                  p_value(paper["p"][i])});
@@ -150,9 +152,11 @@ std::string model_table(const Json& models) {
 
 std::string markdown_tables(const Json& results) {
   std::string text = "## Accuracy, % of sets (mean ± standard deviation over " +
-                     std::to_string(results["models"].size()) + " heads; hard is the ceiling)\n\n" +
+                     std::to_string(results["models"].size()) + " head" +
+                     (results["models"].size() == 1 ? "" : "s") + "; hard is the ceiling)\n\n" +
                      accuracy_table(results["summary"]);
-  text += "\n## The paper's Table 1 beside this run\n\n" + paper_table(results);
+  text += "\n## The paper's Table 1 beside this run (*: the paper's numbers recalled, not read)\n\n" +
+          paper_table(results);
   text += "\n## Where the rest goes, in points of accuracy\n\n" + loss_table(results);
   text += "\n## Entropy in nats, inverse temperature, share of rows sharpened\n\n" + entropy_table(results);
   if (results.contains("calibrated_summary")) {

@@ -13,6 +13,7 @@ import time
 import numpy as np
 import pytest
 from command import SANITIZED, WHET, names, ok, refused, run
+from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 SMALL = ["--batch", 4, "--items", "5..6"]  # steps of about 0.2 ms
@@ -65,7 +66,7 @@ def test_killed_at_any_moment_a_run_ends_in_the_same_bits(trained, tmp_path):
     """kill -9 again and again; the same command goes on."""
     folder, generator = tmp_path / "run", random.Random(1)
     command = [WHET, "train", folder, "--steps", "4500", *map(str, SMALL)]
-    kills = 0
+    kills = resumed = 0
     for _ in range(100):
         process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
@@ -75,10 +76,11 @@ def test_killed_at_any_moment_a_run_ends_in_the_same_bits(trained, tmp_path):
             process.send_signal(signal.SIGKILL)
             process.wait()
             kills += 1
+            resumed += (folder / "checkpoint.safetensors").exists()
             continue
         assert process.returncode == 0
         break
-    assert kills > 0
+    assert resumed > 0
     for leftover in folder.glob(".whet-*.tmp"):  # a file that kill -9 found half-written stays behind, unused
         leftover.unlink()
     assert content(folder) == content(trained)
@@ -132,9 +134,7 @@ def test_another_recipe_in_the_same_folder_is_refused(trained):
 
 
 def test_a_full_disk_leaves_the_last_good_state(trained, tmp_path):
-    folder = tmp_path / "run"
-    shutil.copytree(trained, folder)
-    before = content(folder)
+    before = content(trained)
     limit = 100_000  # bytes a file may have: less than a checkpoint
 
     def small_files():
@@ -143,9 +143,29 @@ def test_a_full_disk_leaves_the_last_good_state(trained, tmp_path):
     result = run("train", tmp_path / "new", "--steps", 4500, *SMALL, preexec_fn=small_files)
     assert result.returncode == 1
     assert "checkpoint.safetensors: cannot write it: File too large" in result.stderr.splitlines()[-1]
-    assert content(folder) == before
     train(tmp_path / "new")
     assert content(tmp_path / "new") == before
+
+
+def test_a_wrong_folder_costs_no_training(here):
+    """Every folder is looked at before the first step."""
+    assert run("reproduce", "x", "--seeds", 1, "--steps", 20, "--sizes", 16, "--sets", 4, *SMALL).returncode == 0
+    assert "steps is 20 there and 30 here" in refused_after_progress(2, "reproduce", "x", "--seeds", 3, "--steps", 30, *SMALL)
+    assert not (here / "x/seed-1").exists() or "checkpoint.safetensors" not in names(here / "x/seed-1")
+
+
+def test_weights_that_no_training_leaves_are_refused(trained, tmp_path):
+    """Saved again by others: without a checksum, or with one but not finite."""
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    path = folder / "checkpoint.safetensors"
+    with safe_open(path, "np") as file:
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}
+    save_file(tensors, path, {k: v for k, v in metadata.items() if not k.startswith("whet.")})
+    assert "has no checksum" in refused_after_progress(1, "eval", folder)
+    tensors["k.kernel"][3, 3] = np.nan
+    save_file(tensors, path, metadata)
+    assert "altered or damaged" in refused_after_progress(1, "eval", folder)
 
 
 # ---- results
@@ -274,7 +294,13 @@ def test_a_wrong_recipe_is_named_and_nothing_is_written(here, options, saying):
 
 def test_wrong_runs_and_sizes_are_named(trained, here):
     refused(1, "eval", "nowhere", saying="nowhere: is not a run")
-    refused(2, "eval", trained, "--sizes", "0", saying="--sizes: has 0")
+    refused(2, "eval", trained, "--sizes", "0", saying="sizes: has 0")
+    refused(2, "eval", trained, trained, saying="twice")
+    refused(2, "fit", trained, "--sizes", "0", saying="sizes: has 0")
+    refused(2, "fit", trained, "--sets=-1", saying="sets: is -1")
+    refused(2, "fit", trained, "--sizes", "16", "--sets", "2", saying="misranks only")
+    refused(1, "eval", trained, "--sets", "8", "--out", "/proc/nope", saying="/proc/nope: cannot make the folder")
+    refused(2, "train", "x", "--seed=-1", saying="--seed")
     refused(2, "eval", trained, "--precision", "f16", saying="--precision: is 'f16'")
     refused(2, "eval", trained, "--with", "paper:3", saying="paper")
     refused(1, "fit", "nowhere", saying="nowhere: is not a run")
