@@ -238,7 +238,7 @@ TEST(Sets, DontDependOnHowTheyAreSplit) {
 TEST(Sets, DifferBySeedStreamSizeAndNumber) {
   std::set<float> first;
   int drawn = 0;
-  for (const std::uint64_t seed : {11, 12}) {
+  for (const std::uint64_t seed : {11U, 12U}) {
     for (const Stream stream : {Stream::training, Stream::evaluation, Stream::fit, Stream::calibration}) {
       for (const std::int64_t items : {1, 2, 16, 17, 4096}) {
         for (const std::int64_t number : {0, 1, 2, 1'000'000}) {

@@ -196,7 +196,7 @@ TEST(Theorem, ImpliedSpreadsAreEachHeadsOwn) {
   TheoremModel model = identity_model(10, 2, 0.5, 0, 4);
   for (std::int64_t i = 32; i < 48; ++i) model.layers[0].query.kernel[at(i * kTheoremWidth + i)] *= 3;
   const std::vector<double> implied = implied_spreads(model);
-  for (std::size_t head : {0, 1, 3}) EXPECT_NEAR(implied[head], 200, 1e-6);
+  for (std::size_t head : {0U, 1U, 3U}) EXPECT_NEAR(implied[head], 200, 1e-6);
   EXPECT_NEAR(implied[2], 600, 1e-6);
 }
 
