@@ -19,7 +19,7 @@ PAPER = [-0.037, 0.481, -2.3, 4.917, -1.791]
 
 
 def run(*arguments, **keywords):
-    return subprocess.run([WHET, *map(str, arguments)], capture_output=True, text=True, timeout=60,
+    return subprocess.run([WHET, *map(str, arguments)], capture_output=True, text=True, timeout=600 if SANITIZED else 60,
                           **keywords)
 
 

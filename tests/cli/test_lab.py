@@ -16,11 +16,12 @@ from command import SANITIZED, WHET, names, ok, refused, run
 from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
+STEPS = 2500  # past the first checkpoint, at 2000
 SMALL = ["--batch", 4, "--items", "5..6"]  # steps of about 0.2 ms
 RULES = ["softmax", "paper", "fixed", "log_length", "target_entropy", "target_peak", "refit", "hard"]
 
 
-def train(folder, *options, steps=4500):
+def train(folder, *options, steps=STEPS):
     result = run("train", folder, "--steps", steps, *SMALL, *options)
     assert result.returncode == 0, result.stderr
     return result.stdout
@@ -57,15 +58,15 @@ def test_a_run_is_three_files_that_others_can_read(trained):
     weights = [t for name, t in tensors.items() if not name.startswith("adam.")]
     assert sum(t.size for t in weights) == 118666 and all(t.dtype == np.float32 for t in weights)
     lines = [json.loads(line) for line in (trained / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == list(range(500, 4501, 500))
+    assert [line["step"] for line in lines] == list(range(500, STEPS + 1, 500))
     assert lines[-1]["loss"] < lines[0]["loss"]
-    assert json.loads((trained / "config.json").read_text())["recipe"]["steps"] == 4500
+    assert json.loads((trained / "config.json").read_text())["recipe"]["steps"] == STEPS
 
 
 def test_killed_at_any_moment_a_run_ends_in_the_same_bits(trained, tmp_path):
     """kill -9 again and again; the same command goes on."""
     folder, generator = tmp_path / "run", random.Random(1)
-    command = [WHET, "train", folder, "--steps", "4500", *map(str, SMALL)]
+    command = [WHET, "train", folder, "--steps", str(STEPS), *map(str, SMALL)]
     kills = resumed = 0
     for _ in range(100):
         process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -88,7 +89,7 @@ def test_killed_at_any_moment_a_run_ends_in_the_same_bits(trained, tmp_path):
 
 def test_ctrl_c_leaves_a_resumable_run(trained, tmp_path):
     folder = tmp_path / "run"
-    process = subprocess.Popen(list(map(str, [WHET, "train", folder, "--steps", 4500, *SMALL])), stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(list(map(str, [WHET, "train", folder, "--steps", STEPS, *SMALL])), stderr=subprocess.DEVNULL)
     while not (folder / "checkpoint.safetensors").exists():
         time.sleep(0.01)
         assert process.poll() is None
@@ -115,7 +116,7 @@ def test_a_damaged_checkpoint_is_refused_by_name(trained, tmp_path, damage):
     else:
         path.write_bytes(b"")
     before = content(folder)
-    for command in (["train", folder, "--steps", 4500, *SMALL], ["eval", folder]):
+    for command in (["train", folder, "--steps", STEPS, *SMALL], ["eval", folder]):
         assert "checkpoint.safetensors" in refused_after_progress(1, *command)
     assert content(folder) == before
 
@@ -129,7 +130,7 @@ def refused_after_progress(code, *arguments):
 
 def test_another_recipe_in_the_same_folder_is_refused(trained):
     before = content(trained)
-    assert "steps is 4500 there and 5000 here" in refused_after_progress(2, "train", trained, "--steps", 5000, *SMALL)
+    assert f"steps is {STEPS} there and 5000 here" in refused_after_progress(2, "train", trained, "--steps", 5000, *SMALL)
     assert content(trained) == before
 
 
@@ -140,7 +141,7 @@ def test_a_full_disk_leaves_the_last_good_state(trained, tmp_path):
     def small_files():
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
 
-    result = run("train", tmp_path / "new", "--steps", 4500, *SMALL, preexec_fn=small_files)
+    result = run("train", tmp_path / "new", "--steps", STEPS, *SMALL, preexec_fn=small_files)
     assert result.returncode == 1
     assert "checkpoint.safetensors: cannot write it: File too large" in result.stderr.splitlines()[-1]
     train(tmp_path / "new")
@@ -269,7 +270,7 @@ def test_calibration_makes_a_head_of_finer_resolution(trained, here, method):
         resolution = float(result.stdout.split("resolution ")[1].split()[0])
         assert resolution > 100 * float(result.stdout.split("was ")[1])
     assert "edited" in refused(2, "calibrate", trained, "edited")
-    assert "edited after training" in refused_after_progress(2, "train", "edited", "--steps", 4500, *SMALL)
+    assert "edited after training" in refused_after_progress(2, "train", "edited", "--steps", STEPS, *SMALL)
 
 
 # ---- wrong use
