@@ -137,8 +137,8 @@ class Training:
     """Adam on one form of the head, from the kept weights on. The recipe must keep its rate and have no rule."""
 
     def __init__(self, kept: Kept, scores: Scores) -> None:
-        if (kept.recipe["schedule"], kept.recipe["rule"]) != ("constant", "none"):
-            raise ValueError("recipe: has a schedule or a rule, which these steps don't know")
+        if (kept.recipe["schedule"], kept.recipe["warmup"], kept.recipe["rule"]) != ("constant", 0, "none"):
+            raise ValueError("recipe: has a schedule, a warm-up or a rule, which these steps don't know")
         self._start = kept.before
         self._optimizer = optax.adam(kept.recipe["rate"])
         self._step = jax.jit(partial(self._one_step, scores, kept.recipe), donate_argnums=(0, 1))

@@ -69,15 +69,20 @@ void RecipeOptions::add_to(CLI::App& command) {
       ->type_name("N")
       ->check(not_negative)
       ->group(group);
-  command.add_option("--steps", steps, "Steps of Adam (default 100000)")->type_name("N")->group(group);
+  command.add_option("--steps", steps, "Steps of Adam (default 100000; sharp 200000)")
+      ->type_name("N")
+      ->group(group);
   command.add_option("--batch", batch, "Sets a step (default 128)")->type_name("N")->group(group);
   command.add_option("--items", items, "Items of a training set (default 5..16)")
       ->type_name("A..B")
       ->group(group);
-  command.add_option("--rate", rate, "Learning rate at the beginning (default 0.001)")
+  command.add_option("--rate", rate, "Learning rate, the highest (default 0.001)")
       ->type_name("X")
       ->group(group);
-  command.add_option("--schedule", schedule, "constant, or down to 0: linear, cosine")
+  command.add_option("--warmup", warmup, "Share of the steps in which the rate grows from 0 (default 0)")
+      ->type_name("X")
+      ->group(group);
+  command.add_option("--schedule", schedule, "constant, or down to 0: linear, cosine, quartic")
       ->type_name("NAME")
       ->group(group);
   command.add_option("--l2", l2, "Strength of the L2 term (default 0.001)")->type_name("X")->group(group);
@@ -93,6 +98,10 @@ void RecipeOptions::add_to(CLI::App& command) {
       .add_option("--zoom", zoom, "Squeeze each training set into [1-s, 1], log10 s ~ U(-ZOOM, 0); 0 = off")
       ->type_name("ZOOM")
       ->group(group);
+  command
+      .add_option("--zoom-warmup", zoom_warmup, "Share of the steps in which ZOOM grows from 0 (default 0)")
+      ->type_name("X")
+      ->group(group);
   command.add_option("--rule", rule, "Rule in the head while training (default none)")
       ->type_name("RULE")
       ->group(group);
@@ -105,6 +114,7 @@ lab::Recipe RecipeOptions::recipe() const {
   if (batch) recipe.batch = *batch;
   if (!items.empty()) set_items(items, recipe.sets);
   if (rate) recipe.rate = *rate;
+  if (warmup) recipe.warmup = *warmup;
   if (!schedule.empty()) recipe.schedule = lab::parse_schedule(schedule);
   if (!l2_form.empty()) recipe.l2_form = lab::parse_l2(l2_form);
   // Where only one of the two is given, the other follows as far as there is no choice.
@@ -112,6 +122,7 @@ lab::Recipe RecipeOptions::recipe() const {
   recipe.l2 = l2 ? *l2 : none ? 0 : recipe.l2 > 0 ? recipe.l2 : lab::Recipe{}.l2;
   if (l2_biases) recipe.l2_biases = *l2_biases;
   if (zoom) recipe.sets.zoom = *zoom;
+  if (zoom_warmup) recipe.zoom_warmup = *zoom_warmup;
   if (!rule.empty()) recipe.normalizer.rule = Rule::parse(rule);
   check(recipe);
   return recipe;
@@ -132,7 +143,7 @@ void EvaluationFlags::add_to(CLI::App& command) {
       ->check(not_negative)
       ->capture_default_str()
       ->group(group);
-  command.add_option("--precision", precision, "Of the model's arithmetic: f32 or f64")
+  command.add_option("--precision", precision, "Of the arithmetic that evaluates: f32 or f64")
       ->type_name("TYPE")
       ->capture_default_str()
       ->group(group);
@@ -177,12 +188,12 @@ void remember_command(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) command_line() += " " + quoted(argv[i]);
 }
 
-nlohmann::ordered_json made_by() {
+nlohmann::ordered_json made_by(int threads_asked) {
   return {{"command", command_line()},
           {"whet", version()},
           {"machine", processor()},
           {"target", target()},
-          {"threads", threads()}};
+          {"threads", threads_asked > 0 ? threads_asked : threads()}};
 }
 
 }  // namespace whet::cli

@@ -25,7 +25,7 @@ struct RecipeOptions {
   std::optional<std::uint64_t> seed;
   std::optional<std::int64_t> steps, batch;
   std::string items, schedule, l2_form, rule;
-  std::optional<double> zoom, rate, l2;
+  std::optional<double> zoom, zoom_warmup, rate, warmup, l2;
   std::optional<bool> l2_biases;
 
   void add_to(CLI::App& command);
@@ -50,9 +50,9 @@ std::string not_negative(const std::string& number);
 // Progress bars of the lab's work, on standard error.
 lab::Watcher watcher();
 
-// What made a result: the command line, the version, the machine.
-nlohmann::ordered_json made_by();
-void remember_command(int argc, char** argv);  // for made_by()
+// What made a result: the command line, the version, the machine, the threads it was told to use.
+nlohmann::ordered_json made_by(int threads_asked);  // 0: the default
+void remember_command(int argc, char** argv);       // for made_by()
 
 }  // namespace whet::cli
 

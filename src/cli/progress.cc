@@ -171,11 +171,6 @@ void Progress::advance(std::int64_t steps) {
   if (due(now)) draw(now);
 }
 
-void Progress::set_label(std::string label) {
-  const std::lock_guard lock(mutex_);
-  label_ = std::move(label);
-}
-
 void Progress::finish() {
   const std::lock_guard lock(mutex_);
   if (finished_) return;

@@ -55,7 +55,6 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void advance(std::int64_t steps = 1);
-  void set_label(std::string label);  // shown from the next drawing on
   // Replaces the bar by the line that says what was done and how long it took. Once; later calls of any
   // member do nothing.
   void finish();

@@ -155,14 +155,6 @@ TEST_F(ProgressLog, ResumesWhereAnEarlierRunStopped) {
   EXPECT_EQ(text(), "work: 40/100 (40%)\nwork: 50/100 (50%), 1.0/s, 0:50 left\n");
 }
 
-TEST_F(ProgressLog, ShowsTheNewLabel) {
-  Progress progress = start(10);
-  progress.set_label("more work");
-  progress.advance(10);
-  progress.finish();
-  EXPECT_EQ(text(), "work: 0/10\nmore work: 10/10 in 0:00\n");
-}
-
 TEST_F(ProgressLog, EndsOnce) {
   {
     Progress progress = start(10);

@@ -70,10 +70,11 @@ void reproduce(Arguments arguments) {
   const lab::Recipe recipe = arguments.recipe.recipe();
   lab::StudyOptions options = arguments.evaluation.options();
   options.calibrate = !arguments.no_calibration;
+  options.keep = true;
   const lab::Watcher bars = watcher();
   const auto runs =
       lab::train_seeds(arguments.folder, recipe, arguments.seeds.value_or(10), options.threads, bars);
-  show(lab::study(runs, options, made_by(), bars), arguments.folder, arguments.json);
+  show(lab::study(runs, options, made_by(options.threads), bars), arguments.folder, arguments.json);
 }
 
 void evaluate(const Arguments& arguments) {
@@ -87,7 +88,7 @@ void evaluate(const Arguments& arguments) {
     }
     runs.push_back(lab::load_run(folder));
   }
-  show(lab::study(runs, options, made_by(), watcher()), arguments.folder, arguments.json);
+  show(lab::study(runs, options, made_by(options.threads), watcher()), arguments.folder, arguments.json);
 }
 
 void add_output_options(CLI::App& command, Arguments& arguments) {

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <cerrno>
 #include <csignal>
+#include <cstdio>
 #include <filesystem>
 #include <system_error>
 
@@ -168,6 +169,18 @@ void OutputFile::fail(const std::string& action, int error) const {
   const bool full = error == ENOSPC || error == EDQUOT || error == EFBIG;
   throw FileError(path_, "cannot " + action + " it: " + error_text(error) +
                              (full ? "; free some space or name a file elsewhere" : ""));
+}
+
+void remove_leftovers(const std::string& folder) {
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
+    long process = 0;
+    int end = 0;
+    const std::string name = entry.path().filename().string();
+    if (std::sscanf(name.c_str(), ".whet-%9ld-%*9d.tmp%n", &process, &end) != 1) continue;
+    if (end != static_cast<int>(name.size()) || process < 1) continue;
+    if (::kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH) ::unlink(entry.path().c_str());
+  }
 }
 
 void make_folder(const std::string& folder) {

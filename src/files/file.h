@@ -82,6 +82,9 @@ class OutputFile {
   FileHandle handle_;
 };
 
+// Removes the temporary files that outputs into this folder left when their process was killed.
+void remove_leftovers(const std::string& folder);
+
 // Makes the folder and those it is in, where they aren't there yet.
 void make_folder(const std::string& folder);
 

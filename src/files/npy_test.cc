@@ -14,39 +14,23 @@
 #include <vector>
 
 #include "files/file.h"
+#include "temporary_folder.h"
 
 namespace whet::files {
 namespace {
 
 namespace fs = std::filesystem;
 
-// A folder of its own for each test, removed at the end.
-class Npy : public testing::Test {
+class Npy : public TemporaryFolder {
  protected:
-  void SetUp() override {
-    std::string pattern = testing::TempDir() + "/whet_npy_XXXXXX";
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  std::string path(const std::string& name) const { return folder_ + "/" + name; }
-
   std::string save(const std::string& name, const std::string& content) const {
     std::ofstream(path(name), std::ios::binary) << content;
     return path(name);
   }
 
-  std::string content(const std::string& name) const {
-    std::ifstream file(path(name), std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-
   std::size_t files() const {
     return static_cast<std::size_t>(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()));
   }
-
-  std::string folder_;
 };
 
 std::string little_endian(std::size_t value, int bytes) {
@@ -219,7 +203,7 @@ TEST_F(Npy, RoundTripIsWhatNumpyWrites) {
   OutputFile file(path("a.npy"));
   write_npy(file, NpyType::f32, {2, 3}, std::as_bytes(std::span(values)));
   file.commit();
-  const std::string saved = content("a.npy");
+  const std::string saved = content_of(path("a.npy"));
   EXPECT_EQ(saved.substr(0, 70), std::string("\x93NUMPY\x01\0v\0", 10) +
                                      "{'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), }" + " ");
   EXPECT_EQ(saved[127], '\n');
@@ -283,17 +267,17 @@ TEST_F(Npy, OutputAppearsOnlyWhenCommitted) {
     OutputFile file(path("a"));
     write_text(file, "new");
     file.finish();
-    EXPECT_EQ(content("a"), "old");
+    EXPECT_EQ(content_of(path("a")), "old");
     EXPECT_EQ(files(), 2U);
   }
-  EXPECT_EQ(content("a"), "old");
+  EXPECT_EQ(content_of(path("a")), "old");
   EXPECT_EQ(files(), 1U);
 
   OutputFile file(path("a"));
   write_text(file, "new");
   file.finish();
   file.commit();
-  EXPECT_EQ(content("a"), "new");
+  EXPECT_EQ(content_of(path("a")), "new");
   EXPECT_EQ(files(), 1U);
 }
 
@@ -306,7 +290,7 @@ TEST_F(Npy, OutputKeepsPermissionsAndFollowsLinks) {
   file.finish();
   file.commit();
   EXPECT_TRUE(fs::is_symlink(path("link")));
-  EXPECT_EQ(content("a"), "new");
+  EXPECT_EQ(content_of(path("a")), "new");
   EXPECT_EQ(fs::status(path("a")).permissions(), fs::perms::owner_read | fs::perms::owner_write);
 }
 

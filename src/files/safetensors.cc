@@ -12,6 +12,7 @@
 #include <optional>
 #include <utility>
 
+#include "files/checksum.h"
 #include "files/npy.h"
 
 namespace whet::files {
@@ -274,35 +275,6 @@ void check_places(const SafetensorsHeader& header, std::uint64_t data_bytes, con
                             ": its tensors take " + std::to_string(end) + " bytes, there are " +
                             std::to_string(data_bytes) + "; write it again");
 }
-
-// FNV-1a by bytes: a change within one byte always changes it, and it takes four lines in any language. Its
-// speed, four cycles a byte, suits a checkpoint's few megabytes. By words of 8 bytes it would be faster but
-// miss two flips of a word's highest bit, as of the signs of two doubles: no later step moves that bit.
-class Checksum {
- public:
-  void add_bytes(std::span<const std::byte> bytes) {
-    for (const std::byte byte : bytes) {
-      hash_ = (hash_ ^ std::to_integer<std::uint64_t>(byte)) * 0x100000001b3U;
-    }
-  }
-
-  void add_number(std::uint64_t number) { add_bytes(std::as_bytes(std::span(&number, 1))); }
-
-  // With its length, so that no two lists of texts look alike.
-  void add_text(std::string_view text) {
-    add_number(text.size());
-    add_bytes(std::as_bytes(std::span(text)));
-  }
-
-  std::string digits() const {
-    std::string text;
-    for (int shift = 60; shift >= 0; shift -= 4) text.push_back("0123456789abcdef"[hash_ >> shift & 15]);
-    return text;
-  }
-
- private:
-  std::uint64_t hash_ = 0xcbf29ce484222325U;
-};
 
 std::string checksum_of(const std::map<std::string, std::string>& metadata,
                         const std::vector<Tensor>& tensors) {

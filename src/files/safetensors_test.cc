@@ -12,31 +12,14 @@
 #include <vector>
 
 #include "files/file.h"
+#include "temporary_folder.h"
 
 namespace whet::files {
 namespace {
 
 namespace fs = std::filesystem;
 
-// A folder of its own for each test, removed at the end.
-class SafetensorsFile : public testing::Test {
- protected:
-  void SetUp() override {
-    std::string pattern = testing::TempDir() + "/whet_safetensors_XXXXXX";
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    folder_ = pattern;
-  }
-  void TearDown() override { fs::remove_all(folder_); }
-
-  std::string path(const std::string& name) const { return folder_ + "/" + name; }
-
-  std::string content(const std::string& name) const {
-    std::ifstream file(path(name), std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-  }
-
-  std::string folder_;
-};
+class SafetensorsFile : public TemporaryFolder {};
 
 std::string with_length(std::uint64_t length, const std::string& rest) {
   std::string file;
@@ -119,7 +102,7 @@ TEST_F(SafetensorsFile, RoundTripKeepsContentOrderAndBits) {
   const Safetensors read = read_safetensors(path("a.safetensors"));
   expect_equal(read, written);
   EXPECT_EQ(read.path, path("a.safetensors"));
-  EXPECT_EQ(content("a.safetensors"), serialize_safetensors(written));
+  EXPECT_EQ(content_of(path("a.safetensors")), serialize_safetensors(written));
   EXPECT_EQ(serialize_safetensors(read), serialize_safetensors(written));
 }
 

@@ -32,8 +32,7 @@ Matrix class_differences(const std::vector<float>& parameters) {
   return encoded.rowwise() - encoded.colwise().mean();
 }
 
-// Neighbours in priority among the top of one large set, within 0.4 % of each other. What their classes are
-// is not looked at.
+// Neighbours in priority among the top 0.4 % of one large set. What their classes are is not looked at.
 Matrix pair_differences(const std::vector<float>& parameters, std::uint64_t seed) {
   constexpr std::int64_t kItems = 1 << 20, kTop = 4096;
   Batch drawn;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <numeric>
 #include <span>
 #include <string>
 
@@ -33,6 +34,10 @@ void append_point(const Head<float>& head, const Batch& batch, std::int64_t set,
 
 }  // namespace
 
+std::int64_t items_to_fit(const FitPointsOptions& options) {
+  return options.sets * std::accumulate(options.sizes.begin(), options.sizes.end(), std::int64_t{0});
+}
+
 std::vector<FitPoint> fit_points(const std::vector<float>& parameters, const FitPointsOptions& options) {
   check_sizes(options.sizes);
   if (options.sets < 1) throw Error("sets: is " + std::to_string(options.sets) + ", must be 1 or more");
@@ -54,6 +59,7 @@ std::vector<FitPoint> fit_points(const std::vector<float>& parameters, const Fit
     for (std::int64_t set = 0; set < batch.sets; ++set) {
       append_point(head, batch, set, parts[static_cast<std::size_t>(task)]);
     }
+    if (options.progress) options.progress(batch.sets * batch.items);
   });
   std::vector<FitPoint> points;
   for (const auto& part : parts) points.insert(points.end(), part.begin(), part.end());

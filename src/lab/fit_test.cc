@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "files/file.h"
+#include "temporary_folder.h"
 
 namespace whet::lab {
 namespace {
@@ -272,19 +273,11 @@ TEST(FittedRule, IsNeverExtrapolated) {
   EXPECT_NEAR(rule.beta(state_of_entropy(6.9)), value_at(fit.coefficients, 6), 1e-13);
 }
 
-// A folder of its own for each test, removed at the end.
-class RuleFile : public testing::Test {
+class RuleFile : public TemporaryFolder {
  protected:
   void SetUp() override {
-    std::string pattern = testing::TempDir() + "/whet_fit_XXXXXX";
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    path_ = pattern + "/rule.txt";
-  }
-  void TearDown() override { fs::remove_all(fs::path(path_).parent_path()); }
-
-  std::string content() const {
-    std::ifstream file(path_, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
+    TemporaryFolder::SetUp();
+    path_ = path("rule.txt");
   }
 
   std::string path_;
@@ -298,26 +291,26 @@ TEST_F(RuleFile, ReadsBackBitForBit) {
       points[i].best_beta = std::abs(points[i].best_beta + noise[i]);
     const PolynomialFit fit = fit_polynomial(points, 1 + static_cast<int>(seed % 7));
     write_rule_file(path_, fit, "seed " + std::to_string(seed));
-    EXPECT_EQ(Rule::parse("polynomial:" + path_), fit.rule()) << content();
+    EXPECT_EQ(Rule::parse("polynomial:" + path_), fit.rule()) << content_of(path_);
   }
 }
 
 TEST_F(RuleFile, HoldsTheCommentThenTheName) {
   const PolynomialFit fit{{0.25, 1}, 1.5, 4, 0, 1, 10};
   write_rule_file(path_, fit, "fitted on seed 3\nfixed:7\n");
-  EXPECT_EQ(content(), "# fitted on seed 3\n# fixed:7\npolynomial:0.25,1:gate=1.5:hold=4\n");
+  EXPECT_EQ(content_of(path_), "# fitted on seed 3\n# fixed:7\npolynomial:0.25,1:gate=1.5:hold=4\n");
   write_rule_file(path_, fit, "");
-  EXPECT_EQ(content(), "polynomial:0.25,1:gate=1.5:hold=4\n");
+  EXPECT_EQ(content_of(path_), "polynomial:0.25,1:gate=1.5:hold=4\n");
 }
 
 TEST_F(RuleFile, FailsWithoutTouchingWhatIsThere) {
   const PolynomialFit fit{{0.25, 1}, 1.5, 4, 0, 1, 10};
   write_rule_file(path_, fit, "");
-  const std::string before = content();
+  const std::string before = content_of(path_);
   EXPECT_EQ(error_of([&] { write_rule_file(path_, fit, std::string(70000, 'x')); }).find("comment: "), 0U);
   EXPECT_THROW(write_rule_file(path_, PolynomialFit{}, ""), Error);
   EXPECT_THROW(write_rule_file(path_ + "/below", fit, ""), files::FileError);
-  EXPECT_EQ(content(), before);
+  EXPECT_EQ(content_of(path_), before);
 }
 
 }  // namespace

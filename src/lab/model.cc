@@ -143,6 +143,8 @@ void Head<T>::make_room() {
   for (auto* buffer : {&pooled_, &v_, &o_, &hidden_, &hidden_out_}) grow(*buffer, outputs() * kStride);
   for (auto* buffer : {&scores_, &dscores_}) grow(*buffer, outputs() * kClasses);
   grow(totals_, outputs());
+  grow(dtotals_, sets);
+  grow(dkey_bias_, sets);
   grow(stats_, outputs());
   grow(class_offsets_, kClasses * kWidth);
   grow(item1_, std::min(items(), kItemBlock) * kStride);
@@ -354,8 +356,7 @@ void Head<T>::read_out_backward(T* gradients) {
   dense_backward(kV, pooled_.data(), dv, sets, gradients, dpooled_.data());
   std::fill_n(gradients + kModel[kV].bias, kWidth, T(0));  // weighted by the totals
   kernels_.add_rows(dv, kStride, sets, kWidth, totals_.data(), gradients + kModel[kV].bias);
-  // d total: what a weight gains through V's bias, added to the gradient of every weight of the set.
-  kernels_.dot_rows(dv, kStride, sets, kWidth, at(kModel[kV].bias), totals_.data());
+  kernels_.dot_rows(dv, kStride, sets, kWidth, at(kModel[kV].bias), dtotals_.data());
 }
 
 // From the weighted sum to the logits, and from those to K and q.
@@ -367,25 +368,24 @@ void Head<T>::attend_backward(T* gradients) {
     T* dweights = dlogits_.data() + set * items;
     kernels_.dot_rows(encoded_items_.data() + set * items * kStride, kStride, items, kWidth,
                       dpooled_.data() + set * kStride, dweights);
-    for (std::int64_t i = 0; i < items; ++i) dweights[i] += totals_[static_cast<std::size_t>(set)];
+    for (std::int64_t i = 0; i < items; ++i) dweights[i] += dtotals_[static_cast<std::size_t>(set)];
   }
   const Dims sizes{sets, items};
   softmax_backward(ConstView(logits_.data(), sizes), ConstView(dlogits_.data(), sizes),
                    View(dlogits_.data(), sizes),
                    {.rule = normalizers_[0].rule, .stats = stats_, .threads = 1});
-  T* dbias = totals_.data();  // one number a set: the gradient of q . k's bias
   for (std::int64_t set = 0; set < sets; ++set) {
     T* dlogits = dlogits_.data() + set * items;
     T sum = 0;
     for (std::int64_t i = 0; i < items; ++i) sum += dlogits[i] *= scale;
-    dbias[set] = sum;
+    dkey_bias_[static_cast<std::size_t>(set)] = sum;
     T* ddirection = dkey_direction_.data() + set * kStride;
     std::fill_n(ddirection, kStride, T(0));
     kernels_.add_rows(encoded_items_.data() + set * items * kStride, kStride, items, kWidth, dlogits,
                       ddirection);
   }
   std::fill_n(gradients + kModel[kK].bias, kWidth, T(0));
-  kernels_.add_rows(q_.data(), kStride, sets, kWidth, dbias, gradients + kModel[kK].bias);
+  kernels_.add_rows(q_.data(), kStride, sets, kWidth, dkey_bias_.data(), gradients + kModel[kK].bias);
   kernels_.multiply({.rows = kWidth,  // dK = d(K^T q) q^T over all sets
                      .columns = kWidth,
                      .depth = sets,
@@ -410,7 +410,8 @@ void Head<T>::attend_backward(T* gradients) {
                      .c = dq,
                      .c_stride = kStride});
   for (std::int64_t set = 0; set < sets; ++set) {
-    kernels_.combine(dbias[set], at(kModel[kK].bias), 1, dq + set * kStride, kWidth, dq + set * kStride);
+    kernels_.combine(dkey_bias_[static_cast<std::size_t>(set)], at(kModel[kK].bias), 1, dq + set * kStride,
+                     kWidth, dq + set * kStride);
   }
 }
 

@@ -128,6 +128,8 @@ class Head {
   // One row a set, kStride apart.
   std::vector<T> query1_, query2_, encoded_query_, q_, key_direction_;  // key_direction: K^T q
   std::vector<T> dpooled_, dkey_direction_, dsets_[2];
+  std::vector<T> dtotals_;    // one number: what every weight of the set gains through V's bias
+  std::vector<T> dkey_bias_;  // one number: the gradient of the logits' common q . b_K
 
   // One row a set and normalizer.
   std::vector<T> pooled_, v_, o_, hidden_, hidden_out_;

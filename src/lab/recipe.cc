@@ -15,8 +15,11 @@ using Json = nlohmann::ordered_json;
 
 constexpr std::array<std::pair<L2, std::string_view>, 4> kL2Names{
     {{L2::none, "none"}, {L2::sum, "sum"}, {L2::half, "half"}, {L2::decoupled, "decoupled"}}};
-constexpr std::array<std::pair<Schedule, std::string_view>, 3> kScheduleNames{
-    {{Schedule::constant, "constant"}, {Schedule::linear, "linear"}, {Schedule::cosine, "cosine"}}};
+constexpr std::array<std::pair<Schedule, std::string_view>, 4> kScheduleNames{
+    {{Schedule::constant, "constant"},
+     {Schedule::linear, "linear"},
+     {Schedule::cosine, "cosine"},
+     {Schedule::quartic, "quartic"}}};
 
 template <typename Names, typename Value>
 std::string_view name_in(const Names& names, Value value) {
@@ -40,26 +43,49 @@ void require(bool holds, const std::string& field, const std::string& value, con
   if (!holds) throw Error(field + ": is " + value + ", must be " + range);
 }
 
+// What has grown from 0 to 1 over this share of the steps.
+double grown(std::int64_t step, std::int64_t steps, double share) {
+  const double end = share * static_cast<double>(steps), at = static_cast<double>(step + 1);
+  return at < end ? at / end : 1;
+}
+
 }  // namespace
 
 bool operator==(const Recipe& a, const Recipe& b) { return to_json(a) == to_json(b); }
 
 double Recipe::rate_at(std::int64_t step) const {
   const double done = static_cast<double>(step) / static_cast<double>(steps);
+  const double highest = rate * grown(step, steps, warmup);
   switch (schedule) {
     case Schedule::linear:
-      return rate * (1 - done);
+      return highest * (1 - done);
     case Schedule::cosine:
-      return rate * 0.5 * (1 + std::cos(std::numbers::pi * done));
+      return highest * 0.5 * (1 + std::cos(std::numbers::pi * done));
+    case Schedule::quartic:
+      return highest * (1 - done) * (1 - done) * (1 - done) * (1 - done);
     default:
-      return rate;
+      return highest;
   }
+}
+
+TrainingSets Recipe::sets_at(std::int64_t step) const {
+  TrainingSets now = sets;
+  now.zoom *= grown(step, steps, zoom_warmup);
+  return now;
 }
 
 Recipe named_recipe(std::string_view name) {
   if (name == "paper") return {};
   if (name == "sharp") {
-    return {.sets = {.zoom = 6}, .schedule = Schedule::linear, .l2_form = L2::none, .l2 = 0};
+    return {.steps = 200'000,
+            .batch = 32,
+            .sets = {.zoom = 6},
+            .rate = 0.003,
+            .warmup = 0.02,
+            .zoom_warmup = 0.5,
+            .schedule = Schedule::quartic,
+            .l2_form = L2::none,
+            .l2 = 0};
   }
   throw Error("recipe: is '" + std::string(name) + "', must be paper or sharp");
 }
@@ -72,6 +98,9 @@ void check(const Recipe& r) {
           text(r.sets.smallest) + " to " + text(r.sets.largest), "a range within 1 to 4096");
   require(r.sets.zoom >= 0 && r.sets.zoom <= 7, "zoom", text(r.sets.zoom), "0 to 7 decades");
   require(r.rate > 0 && r.rate <= 1, "rate", text(r.rate), "above 0 and at most 1");
+  require(r.warmup >= 0 && r.warmup <= 1, "warmup", text(r.warmup), "0 to 1, a share of the steps");
+  require(r.zoom_warmup >= 0 && r.zoom_warmup <= 1, "zoom_warmup", text(r.zoom_warmup),
+          "0 to 1, a share of the steps");
   require((r.l2_form == L2::none) == (r.l2 == 0), "l2", text(r.l2),
           r.l2_form == L2::none ? "0 where l2-form is none" : "above 0, or l2-form none");
   require(!r.normalizer.hard, "rule", "hard", "one that has a gradient");
@@ -90,6 +119,8 @@ Json to_json(const Recipe& r) {
           {"items", Json::array({r.sets.smallest, r.sets.largest})},
           {"zoom", r.sets.zoom},
           {"rate", r.rate},
+          {"warmup", r.warmup},
+          {"zoom_warmup", r.zoom_warmup},
           {"schedule", name_of(r.schedule)},
           {"l2_form", name_of(r.l2_form)},
           {"l2", r.l2},
@@ -117,6 +148,8 @@ Recipe recipe_from_json(const Json& json) {
     if (value("items") != Json::array({recipe.sets.smallest, recipe.sets.largest})) throw wrong();
     recipe.sets.zoom = value("zoom").get<double>();
     recipe.rate = value("rate").get<double>();
+    recipe.warmup = value("warmup").get<double>();
+    recipe.zoom_warmup = value("zoom_warmup").get<double>();
     recipe.schedule = parse_schedule(value("schedule").get<std::string>());
     recipe.l2_form = parse_l2(value("l2_form").get<std::string>());
     recipe.l2 = value("l2").get<double>();

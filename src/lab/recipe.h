@@ -20,7 +20,8 @@ enum class L2 {
   decoupled  // w -= rate * l2 * w beside Adam's step, as AdamW
 };
 
-enum class Schedule { constant, linear, cosine };  // the last two end at 0
+// With t the share of steps done, the rate falls as 1 - t, (1 + cos pi t) / 2 or (1 - t)^4.
+enum class Schedule { constant, linear, cosine, quartic };
 
 struct Recipe {
   std::uint64_t seed = 0;
@@ -28,13 +29,16 @@ struct Recipe {
   std::int64_t batch = 128;
   TrainingSets sets{};
   double rate = 0.001;
+  double warmup = 0;       // share of the steps in which the rate grows from 0 to what the schedule has
+  double zoom_warmup = 0;  // the same of sets.zoom
   Schedule schedule = Schedule::constant;
   L2 l2_form = L2::half;
   double l2 = 0.001;
-  bool l2_biases = true;
+  bool l2_biases = false;
   Normalizer normalizer{};
 
-  double rate_at(std::int64_t step) const;  // of steps 0 .. steps - 1
+  double rate_at(std::int64_t step) const;  // these two: of steps 0 .. steps - 1
+  TrainingSets sets_at(std::int64_t step) const;
 
   friend bool operator==(const Recipe&, const Recipe&);
 };

@@ -39,10 +39,12 @@ Recipe odd_recipe() {
           .batch = 65535,
           .sets = {.smallest = 3, .largest = 4095, .zoom = 0x1.fffffffffffffp-1},
           .rate = 0x1.999999999999bp-11,
+          .warmup = 0x1.3333333333333p-1,
+          .zoom_warmup = 0x1.999999999999ap-4,
           .schedule = Schedule::cosine,
           .l2_form = L2::decoupled,
           .l2 = std::numeric_limits<double>::denorm_min(),
-          .l2_biases = false,
+          .l2_biases = true,
           .normalizer = {.rule = Rule::log_length(0x1.0000000000001p4, 0.1 + 0.2)}};
 }
 
@@ -54,6 +56,8 @@ void expect_same(const Recipe& a, const Recipe& b) {
   EXPECT_EQ(a.sets.largest, b.sets.largest);
   EXPECT_EQ(a.sets.zoom, b.sets.zoom);
   EXPECT_EQ(a.rate, b.rate);
+  EXPECT_EQ(a.warmup, b.warmup);
+  EXPECT_EQ(a.zoom_warmup, b.zoom_warmup);
   EXPECT_EQ(a.schedule, b.schedule);
   EXPECT_EQ(a.l2_form, b.l2_form);
   EXPECT_EQ(a.l2, b.l2);
@@ -99,6 +103,8 @@ TEST(Recipe, EveryFieldCounts) {
       {"items", [&](Recipe& r) { r.sets.largest = odd.sets.largest; }},
       {"zoom", [&](Recipe& r) { r.sets.zoom = odd.sets.zoom; }},
       {"rate", [&](Recipe& r) { r.rate = std::nextafter(r.rate, 1.0); }},
+      {"warmup", [&](Recipe& r) { r.warmup = odd.warmup; }},
+      {"zoom_warmup", [&](Recipe& r) { r.zoom_warmup = odd.zoom_warmup; }},
       {"schedule", [&](Recipe& r) { r.schedule = odd.schedule; }},
       {"l2_form", [&](Recipe& r) { r.l2_form = odd.l2_form; }},
       {"l2", [&](Recipe& r) { r.l2 = odd.l2; }},
@@ -154,6 +160,7 @@ TEST(RecipeJson, NamesAFieldOfTheWrongKind) {
       {"items", "{\"a\":1}"}, {"items", "[4294967301,4294967302]"},
       {"zoom", "\"4\""},      {"zoom", "true"},
       {"rate", "true"},       {"rate", "[]"},
+      {"warmup", "true"},     {"zoom_warmup", "\"0\""},
       {"schedule", "1"},      {"schedule", "\"step\""},
       {"l2_form", "\"l1\""},  {"l2_form", "null"},
       {"l2", "null"},         {"l2", "false"},
@@ -238,7 +245,7 @@ TEST(RecipeNames, AreTwoRecipes) {
   EXPECT_EQ(named_recipe("paper").l2, 0.001);
   const Recipe sharp = named_recipe("sharp");
   EXPECT_EQ(sharp.sets.zoom, 6);
-  EXPECT_EQ(sharp.schedule, Schedule::linear);
+  EXPECT_EQ(sharp.schedule, Schedule::quartic);
   EXPECT_EQ(sharp.l2_form, L2::none);
   for (const char* name : {"paper", "sharp"})
     EXPECT_EQ(error_of([&] { check(named_recipe(name)); }), "") << name;
@@ -247,11 +254,13 @@ TEST(RecipeNames, AreTwoRecipes) {
 
 TEST(RecipeNames, OfFormsAndSchedulesParseAgain) {
   for (const L2 form : {L2::none, L2::sum, L2::half, L2::decoupled}) EXPECT_EQ(parse_l2(name_of(form)), form);
-  for (const Schedule schedule : {Schedule::constant, Schedule::linear, Schedule::cosine}) {
+  for (const Schedule schedule :
+       {Schedule::constant, Schedule::linear, Schedule::cosine, Schedule::quartic}) {
     EXPECT_EQ(parse_schedule(name_of(schedule)), schedule);
   }
   EXPECT_EQ(error_of([] { parse_l2("l1"); }), "l2-form: is 'l1', must be one of none, sum, half, decoupled");
-  EXPECT_EQ(error_of([] { parse_schedule(""); }), "schedule: is '', must be one of constant, linear, cosine");
+  EXPECT_EQ(error_of([] { parse_schedule(""); }),
+            "schedule: is '', must be one of constant, linear, cosine, quartic");
 }
 
 TEST(RecipeRate, FollowsItsSchedule) {
@@ -269,6 +278,29 @@ TEST(RecipeRate, FollowsItsSchedule) {
   EXPECT_NEAR(recipe.rate_at(500), 0.125, 1e-15);
   EXPECT_NEAR(recipe.rate_at(999), 0.25 * std::pow(M_PI / 2000, 2), 1e-11);
   EXPECT_GT(recipe.rate_at(999), 0);
+
+  recipe.schedule = Schedule::quartic;
+  EXPECT_EQ(recipe.rate_at(0), 0.25);
+  EXPECT_EQ(recipe.rate_at(500), 0.25 / 16);
+  EXPECT_NEAR(recipe.rate_at(999), 0.25e-12, 1e-18);
+
+  recipe.warmup = 0.5;
+  EXPECT_EQ(recipe.rate_at(0), 0.25 / 500);
+  EXPECT_EQ(recipe.rate_at(500), 0.25 / 16);
+  recipe.schedule = Schedule::constant;
+  EXPECT_EQ(recipe.rate_at(249), 0.125);
+  EXPECT_EQ(recipe.rate_at(499), 0.25);
+}
+
+TEST(RecipeZoom, GrowsOverItsWarmUp) {
+  Recipe recipe{.steps = 1000, .sets = {.zoom = 4}};
+  EXPECT_EQ(recipe.sets_at(0).zoom, 4);
+  recipe.zoom_warmup = 0.5;
+  EXPECT_EQ(recipe.sets_at(0).zoom, 4.0 / 500);
+  EXPECT_EQ(recipe.sets_at(249).zoom, 2);
+  EXPECT_EQ(recipe.sets_at(499).zoom, 4);
+  EXPECT_EQ(recipe.sets_at(999).zoom, 4);
+  EXPECT_EQ(recipe.sets_at(999).largest, 16);
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <whet/error.h>
 #include <whet/horizon.h>
+#include <whet/runtime.h>
 
 #include <algorithm>
 #include <atomic>
@@ -10,6 +11,8 @@
 #include <nlohmann/json.hpp>
 
 #include "core/runtime.h"
+#include "files/checksum.h"
+#include "files/file.h"
 #include "lab/calibration.h"
 #include "lab/parallel.h"
 #include "lab/significance.h"
@@ -22,6 +25,8 @@ using Json = nlohmann::ordered_json;
 constexpr int kVersion = 1;
 constexpr std::size_t kMostScatter = 4000;  // points of the fit kept for drawing
 constexpr std::int64_t kMapSets = 32, kMapColumns = 16, kLargestMap = 65536;
+
+const char* name_of(Precision precision) { return precision == Precision::f64 ? "f64" : "f32"; }
 
 double mean_of(const SizeOutcome& size, std::int64_t count) {
   return static_cast<double>(count) / static_cast<double>(size.sets);
@@ -88,8 +93,9 @@ EvaluationOptions calibrated_evaluation_of(const StudyOptions& options, const Wa
   return fewer;
 }
 
-FitPointsOptions fit_of(const StudyOptions& options) {
-  FitPointsOptions fit{.seed = options.seed, .threads = options.threads};
+FitPointsOptions fit_of(const StudyOptions& options,
+                        const std::function<void(std::int64_t items)>& progress = {}) {
+  FitPointsOptions fit{.seed = options.seed, .threads = options.threads, .progress = progress};
   if (options.sets > 0) fit.sets = std::min(fit.sets, options.sets);
   return fit;
 }
@@ -229,6 +235,69 @@ Json summary_json(const Json& models, const char* part = nullptr) {
   return summary;
 }
 
+// All that the results say of one head: "model" and, of the first head only, what is drawn of it.
+Json head_json(const Run& run, const StudyOptions& options, bool first, const Watcher& watcher) {
+  const Study study = study_of(run, options, watcher.advance);
+  Json head{
+      {"model",
+       model_json(run, study, evaluate(run.parameters, study.normalizers, evaluation_of(options, watcher)))}};
+  if (options.calibrate) {
+    head["model"]["calibrated"] = {
+        {"classes", calibrated_json(run, options, CalibrationMethod::classes, watcher)},
+        {"pairs", calibrated_json(run, options, CalibrationMethod::pairs, watcher)}};
+  }
+  if (first) {
+    head["map"] = map_json(run, study, options);
+    head["scatter"] = scatter_json(study.points);
+  }
+  return head;
+}
+
+// The items that head_json() reports.
+std::int64_t items_of_head(const StudyOptions& options) {
+  return items_to_fit(fit_of(options)) + items_to_evaluate(evaluation_of(options, {})) +
+         (options.calibrate ? 2 * items_to_evaluate(calibrated_evaluation_of(options, {})) : 0);
+}
+
+// What a kept head_json() depends on.
+Json circumstances(const Run& run, const StudyOptions& options, bool first) {
+  files::Checksum weights;
+  weights.add_bytes(std::as_bytes(std::span(run.parameters)));
+  Json extra = Json::object();
+  for (const NamedNormalizer& n : options.extra) extra[n.name] = n.normalizer.rule.name();
+  return {{"version", kVersion},    {"whet", version()},
+          {"target", target()},     {"weights", weights.digits()},
+          {"sizes", options.sizes}, {"sets", options.sets},
+          {"seed", options.seed},   {"precision", name_of(options.precision)},
+          {"extra", extra},         {"calibrate", options.calibrate},
+          {"first", first}};
+}
+
+std::string kept_path(const Run& run) {
+  return (std::filesystem::path(run.folder) / "evaluation.json").string();
+}
+
+std::string checksum_of(const Json& json) {
+  files::Checksum checksum;
+  checksum.add_text(json.dump());
+  return checksum.digits();
+}
+
+// null if nothing was kept, or it is of other circumstances, or damaged: then it is found again.
+Json kept_head(const Run& run, const StudyOptions& options, bool first) {
+  if (!options.keep || !std::filesystem::exists(kept_path(run))) return nullptr;
+  const Json file = Json::parse(files::read_text(kept_path(run)), nullptr, false);
+  if (!file.is_object() || !file.contains("head")) return nullptr;
+  if (file.value("of", Json()) != circumstances(run, options, first)) return nullptr;
+  return file.value("checksum", Json()) == checksum_of(file.at("head")) ? file.at("head") : nullptr;
+}
+
+void keep_head(const Run& run, const StudyOptions& options, bool first, const Json& head) {
+  const Json file{
+      {"of", circumstances(run, options, first)}, {"checksum", checksum_of(head)}, {"head", head}};
+  files::write_text(kept_path(run), file.dump() + "\n");
+}
+
 // Table 1 of arXiv 2410.01104; percent. null: not in the paper, or not verified.
 Json paper_json() {
   return {{"source", "arXiv 2410.01104, Table 1"},
@@ -279,9 +348,10 @@ std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, in
   return runs;
 }
 
-Study study_of(const Run& run, const StudyOptions& options) {
+Study study_of(const Run& run, const StudyOptions& options,
+               const std::function<void(std::int64_t items)>& progress) {
   Study study{.normalizers = rules_without_fit(run, options),
-              .points = fit_points(run.parameters, fit_of(options)),
+              .points = fit_points(run.parameters, fit_of(options, progress)),
               .fit = {}};
   // A head that misranks hardly anything leaves nothing to fit on.
   if (study.points.size() >= kFewestPoints) {
@@ -295,39 +365,35 @@ Study study_of(const Run& run, const StudyOptions& options) {
 
 Json study(const std::vector<Run>& runs, const StudyOptions& options, const Json& made,
            const Watcher& watcher) {
-  const std::int64_t each =
-      items_to_evaluate(evaluation_of(options, watcher)) +
-      (options.calibrate ? 2 * items_to_evaluate(calibrated_evaluation_of(options, watcher)) : 0);
-  watcher.begin("evaluating", each * static_cast<std::int64_t>(runs.size()), 0);
-  Json models = Json::array(), map, scatter;
+  std::vector<Json> heads;
+  std::int64_t kept = 0;
   for (const Run& run : runs) {
-    const Study study = study_of(run, options);
-    Json model =
-        model_json(run, study, evaluate(run.parameters, study.normalizers, evaluation_of(options, watcher)));
-    if (options.calibrate) {
-      model["calibrated"] = {{"classes", calibrated_json(run, options, CalibrationMethod::classes, watcher)},
-                             {"pairs", calibrated_json(run, options, CalibrationMethod::pairs, watcher)}};
+    heads.push_back(kept_head(run, options, heads.empty()));
+    kept += heads.back().is_null() ? 0 : 1;
+  }
+  const std::int64_t each = items_of_head(options);
+  watcher.begin("evaluating", each * static_cast<std::int64_t>(runs.size()), each * kept);
+  Json models = Json::array();
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    if (heads[i].is_null()) {
+      heads[i] = head_json(runs[i], options, i == 0, watcher);
+      if (options.keep) keep_head(runs[i], options, i == 0, heads[i]);
     }
-    if (models.empty()) {
-      map = map_json(run, study, options);
-      scatter = scatter_json(study.points);
-    }
-    models.push_back(model);
+    models.push_back(heads[i].at("model"));
   }
   watcher.end();
-  Json json{{"schema", "whet results"},
-            {"version", kVersion},
-            {"kind", "reproduction"},
-            {"made", made},
-            {"options",
-             {{"sets_seed", options.seed},
-              {"sets", options.sets},
-              {"precision", options.precision == Precision::f64 ? "f64" : "f32"}}},
-            {"paper", paper_json()},
-            {"summary", summary_json(models)},
-            {"models", models},
-            {"fit_scatter", scatter},
-            {"heat_map", map}};
+  Json json{
+      {"schema", "whet results"},
+      {"version", kVersion},
+      {"kind", "reproduction"},
+      {"made", made},
+      {"options",
+       {{"sets_seed", options.seed}, {"sets", options.sets}, {"precision", name_of(options.precision)}}},
+      {"paper", paper_json()},
+      {"summary", summary_json(models)},
+      {"models", models},
+      {"fit_scatter", heads.at(0).at("scatter")},
+      {"heat_map", heads.at(0).at("map")}};
   if (options.calibrate) {
     json["calibrated_summary"] = {{"classes", summary_json(models, "classes")},
                                   {"pairs", summary_json(models, "pairs")}};

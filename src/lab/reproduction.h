@@ -32,6 +32,8 @@ struct StudyOptions {
   std::vector<NamedNormalizer> extra{};  // beside the standard ones
   bool calibrate = true;  // also the two calibrated versions of every head, on a quarter of the sets
   int threads = 0;
+  bool keep =
+      false;  // what is found of a head in evaluation.json of its run, so that a stopped study goes on
 };
 
 // Runs of the seeds recipe.seed, recipe.seed + 1, ... in folder/seed-N, one a thread; those that are there go
@@ -48,7 +50,8 @@ struct Study {
   std::vector<FitPoint> points;
   PolynomialFit fit;  // no coefficients: there were too few points
 };
-Study study_of(const Run& run, const StudyOptions& options);
+Study study_of(const Run& run, const StudyOptions& options,
+               const std::function<void(std::int64_t items)>& progress = {});
 
 // The results of these runs: kind "reproduction". `made` says what made them (command, version, machine).
 nlohmann::ordered_json study(const std::vector<Run>& runs, const StudyOptions& options,

@@ -241,6 +241,7 @@ void train_run(const std::string& folder, const Recipe& recipe,
   check(recipe);
   make_folder(folder);
   const FolderLock lock(folder);
+  files::remove_leftovers(folder);
   TrainingState state = open_run(folder, recipe);
   std::vector<Metrics> metrics = read_metrics(folder, recipe, state.step);
   Trainer trainer(recipe, std::move(state));

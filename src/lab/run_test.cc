@@ -19,6 +19,7 @@
 
 #include "files/file.h"
 #include "files/safetensors.h"
+#include "temporary_folder.h"
 
 namespace whet::lab {
 namespace {
@@ -42,11 +43,6 @@ Recipe short_recipe() {
   return recipe;
 }
 
-std::string content(const std::string& path) {
-  std::ifstream file(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(file), {}};
-}
-
 void put(const std::string& path, const std::string& bytes) {
   std::ofstream file(path, std::ios::binary);
   file << bytes;
@@ -56,7 +52,7 @@ void put(const std::string& path, const std::string& bytes) {
 std::map<std::string, std::string> snapshot(const std::string& folder) {
   std::map<std::string, std::string> files;
   for (const fs::directory_entry& entry : fs::directory_iterator(folder)) {
-    files[entry.path().filename().string()] = content(entry.path().string());
+    files[entry.path().filename().string()] = content_of(entry.path().string());
   }
   return files;
 }
@@ -95,17 +91,10 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-// A folder of its own for each test, with the runs that it makes.
-class RunFolder : public testing::Test {
+// The runs that a test makes.
+class RunFolder : public TemporaryFolder {
  protected:
-  void SetUp() override {
-    std::string pattern = testing::TempDir() + "/whet_run_XXXXXX";
-    ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-    root_ = pattern;
-  }
-  void TearDown() override { fs::remove_all(root_); }
-
-  std::string fresh() { return root_ + "/" + std::to_string(++count_); }
+  std::string fresh() { return folder_ + "/" + std::to_string(++count_); }
 
   // A run that was never interrupted, and on the way a copy of it as it stood after its first checkpoint.
   void make_whole_and_half() {
@@ -115,8 +104,8 @@ class RunFolder : public testing::Test {
       if (done == kCheckpointEvery + 1) fs::copy(whole(), half());
     });
   }
-  std::string whole() const { return root_ + "/whole"; }
-  std::string half() const { return root_ + "/half"; }
+  std::string whole() const { return folder_ + "/whole"; }
+  std::string half() const { return folder_ + "/half"; }
 
   // A run of three steps, for all that doesn't depend on how far it is.
   std::string short_run() {
@@ -135,7 +124,6 @@ class RunFolder : public testing::Test {
   }
 
  private:
-  std::string root_;
   int count_ = 0;
 };
 
@@ -260,7 +248,7 @@ TEST_F(RunFolder, ChecksTheRecipeBeforeItMakesAFolder) {
 
 TEST_F(RunFolder, RefusesACheckpointCutShort) {
   const std::string folder = short_run();
-  const std::string path = folder + "/checkpoint.safetensors", bytes = content(path);
+  const std::string path = folder + "/checkpoint.safetensors", bytes = content_of(path);
   for (const std::size_t size :
        {std::size_t{0}, std::size_t{5}, std::size_t{300}, bytes.size() / 2, bytes.size() - 1}) {
     SCOPED_TRACE("cut to " + std::to_string(size) + " bytes");
@@ -271,7 +259,7 @@ TEST_F(RunFolder, RefusesACheckpointCutShort) {
 
 TEST_F(RunFolder, RefusesACheckpointWithOneBitFlipped) {
   const std::string folder = short_run();
-  const std::string path = folder + "/checkpoint.safetensors", bytes = content(path);
+  const std::string path = folder + "/checkpoint.safetensors", bytes = content_of(path);
   std::vector<std::size_t> places = {0, bytes.find("step"), bytes.find("whet run"), bytes.size() - 1};
   for (std::size_t i = 1; i < 8; ++i) places.push_back(i * bytes.size() / 8);
   for (const std::size_t place : places) {
@@ -325,7 +313,7 @@ TEST_F(RunFolder, WithoutAMomentCanBeReadButNotTrained) {
 
 TEST_F(RunFolder, RefusesAConfigThatIsNone) {
   const std::string folder = short_run();
-  const std::string path = folder + "/config.json", text = content(path);
+  const std::string path = folder + "/config.json", text = content_of(path);
   const auto changed = [&](const std::function<void(Json&)>& change) {
     Json json = Json::parse(text);
     change(json);
@@ -365,7 +353,7 @@ TEST_F(RunFolder, RefusesACheckpointWithoutConfig) {
 
 TEST_F(RunFolder, RefusesDamagedMetrics) {
   const std::string folder = short_run();
-  const std::string path = folder + "/metrics.jsonl", text = content(path);
+  const std::string path = folder + "/metrics.jsonl", text = content_of(path);
   const std::vector<std::pair<std::string, std::string>> damages = {
       {"cut within a line", text.substr(0, text.size() - 5)},
       {"no JSON", "step,loss,accuracy\n" + text},
@@ -389,7 +377,7 @@ TEST_F(RunFolder, IsNoRunYet) {
   const std::string file = fresh();
   put(file, "not a folder");
   EXPECT_TRUE(contains(error_of<FileError>([&] { train(file, small_recipe()); }), file));
-  EXPECT_EQ(content(file), "not a folder");
+  EXPECT_EQ(content_of(file), "not a folder");
 }
 
 TEST_F(RunFolder, EditedComesBackAndCantBeTrained) {
@@ -406,7 +394,7 @@ TEST_F(RunFolder, EditedComesBackAndCantBeTrained) {
   EXPECT_EQ(back.step, run.step);
   EXPECT_EQ(back.edit, run.edit);
   EXPECT_EQ(std::memcmp(back.parameters.data(), run.parameters.data(), kParameters * sizeof(float)), 0);
-  EXPECT_EQ(content(folder + "/metrics.jsonl"), content(run.folder + "/metrics.jsonl"));
+  EXPECT_EQ(content_of(folder + "/metrics.jsonl"), content_of(run.folder + "/metrics.jsonl"));
 
   const auto before = snapshot(folder);
   const std::string error = error_of<Error>([&] { train(folder, short_recipe()); });

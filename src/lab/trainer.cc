@@ -17,8 +17,8 @@ Trainer::Trainer(const Recipe& recipe, TrainingState state)
     : recipe_(recipe), state_(std::move(state)), gradients_(kParameters) {}
 
 void Trainer::step() {
-  draw_training_batch(recipe_.sets, recipe_.seed, static_cast<std::uint64_t>(state_.step), recipe_.batch,
-                      batch_);
+  draw_training_batch(recipe_.sets_at(state_.step), recipe_.seed, static_cast<std::uint64_t>(state_.step),
+                      recipe_.batch, batch_);
   head_.forward(state_.parameters.data(), batch_, std::span(&recipe_.normalizer, 1));
   head_.backward(gradients_.data());
 

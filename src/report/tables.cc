@@ -30,8 +30,8 @@ std::string percent(const Json& share) {
 std::string p_value(const Json& p) { return std::isnan(number(p)) ? "-" : format("%.1g", number(p)); }
 
 std::string with_deviation(const Json& rule) {
-  const double deviation = number(rule["deviation"]);
-  return percent(rule["accuracy"]) + (std::isnan(deviation) ? "" : format(" ±%.1f", 100 * deviation));
+  const double deviation = number(rule.at("deviation"));
+  return percent(rule.at("accuracy")) + (std::isnan(deviation) ? "" : format(" ±%.1f", 100 * deviation));
 }
 
 std::vector<std::string> rule_names(const Json& summary) {
@@ -46,8 +46,8 @@ std::string accuracy_table(const Json& summary) {
   head.insert(head.end(), names.begin(), names.end());
   Table table(head);
   for (const Json& size : summary) {
-    std::vector<std::string> row{size["items"].dump()};
-    for (const std::string& name : names) row.push_back(with_deviation(size["rules"].at(name)));
+    std::vector<std::string> row{size.at("items").dump()};
+    for (const std::string& name : names) row.push_back(with_deviation(size.at("rules").at(name)));
     table.add(row);
   }
   return table.text();
@@ -55,32 +55,33 @@ std::string accuracy_table(const Json& summary) {
 
 // Table 1 of the paper beside ours.
 std::string paper_table(const Json& results) {
-  const Json& paper = results["paper"];
+  const Json& paper = results.at("paper");
   Table table({"items", "softmax", "paper's", "adaptive", "paper's", "p", "paper's"});
-  for (const Json& size : results["summary"]) {
-    for (std::size_t i = 0; i < paper["items"].size(); ++i) {
-      if (paper["items"][i] != size["items"] || !size["rules"].contains("paper")) continue;
-      const Json& adaptive = size["rules"]["paper"];
+  for (const Json& size : results.at("summary")) {
+    for (std::size_t i = 0; i < paper.at("items").size(); ++i) {
+      if (paper.at("items").at(i) != size.at("items") || !size.at("rules").contains("paper")) continue;
+      const Json& adaptive = size.at("rules").at("paper");
       const Json unverified = paper.value("unverified", Json::array());
-      const bool read = std::find(unverified.begin(), unverified.end(), size["items"]) == unverified.end();
-      table.add({size["items"].dump() + (read ? "" : "*"), with_deviation(size["rules"]["softmax"]),
-                 format("%.1f", number(paper["softmax"][i])), with_deviation(adaptive),
-                 format("%.1f", number(paper["paper"][i])), p_value(adaptive["against_softmax"]["p"]),
-                 p_value(paper["p"][i])});
+      const bool read = std::find(unverified.begin(), unverified.end(), size.at("items")) == unverified.end();
+      table.add({size.at("items").dump() + (read ? "" : "*"), with_deviation(size.at("rules").at("softmax")),
+                 format("%.1f", number(paper.at("softmax").at(i))), with_deviation(adaptive),
+                 format("%.1f", number(paper.at("paper").at(i))),
+                 p_value(adaptive.at("against_softmax").at("p")), p_value(paper.at("p").at(i))});
     }
   }
   return table.text();
 }
 
 std::string interval(const Json& difference) {
-  if (std::isnan(number(difference["low"]))) return format("%.2f", 100 * number(difference["difference"]));
-  return format("%.2f [%.2f, %.2f]", 100 * number(difference["difference"]), 100 * number(difference["low"]),
-                100 * number(difference["high"]));
+  if (std::isnan(number(difference.at("low"))))
+    return format("%.2f", 100 * number(difference.at("difference")));
+  return format("%.2f [%.2f, %.2f]", 100 * number(difference.at("difference")),
+                100 * number(difference.at("low")), 100 * number(difference.at("high")));
 }
 
 double mean_over_models(const Json& models, std::size_t size, const char* field) {
   double sum = 0;
-  for (const Json& model : models) sum += number(model["sizes"][size][field]);
+  for (const Json& model : models) sum += number(model.at("sizes").at(size).at(field));
   return sum / static_cast<double>(models.size());
 }
 
@@ -88,38 +89,39 @@ double mean_over_models(const Json& models, std::size_t size, const char* field)
 std::string loss_table(const Json& results) {
   Table table({"items", "lost to misranking", "offsets predict", "dispersion: softmax", "paper",
                "target_entropy - ceiling"});
-  for (std::size_t i = 0; i < results["summary"].size(); ++i) {
-    const Json& rules = results["summary"][i]["rules"];
-    const double ceiling = number(rules["hard"]["accuracy"]);
+  for (std::size_t i = 0; i < results.at("summary").size(); ++i) {
+    const Json& rules = results.at("summary").at(i).at("rules");
+    const double ceiling = number(rules.at("hard").at("accuracy"));
     const auto dispersion = [&](const char* rule) {
-      return rules.contains(rule) ? format("%.1f", 100 * (ceiling - number(rules[rule]["accuracy"]))) : "-";
+      return rules.contains(rule) ? format("%.1f", 100 * (ceiling - number(rules.at(rule).at("accuracy"))))
+                                  : "-";
     };
-    table.add(
-        {results["summary"][i]["items"].dump(), format("%.1f", 100 * (1 - ceiling)),
-         format("%.1f", 100 * (1 - mean_over_models(results["models"], i, "predicted"))),
-         dispersion("softmax"), dispersion("paper"),
-         rules.contains("target_entropy") ? interval(rules["target_entropy"]["against_ceiling"]) : "-"});
+    table.add({results.at("summary").at(i).at("items").dump(), format("%.1f", 100 * (1 - ceiling)),
+               format("%.1f", 100 * (1 - mean_over_models(results.at("models"), i, "predicted"))),
+               dispersion("softmax"), dispersion("paper"),
+               rules.contains("target_entropy") ? interval(rules.at("target_entropy").at("against_ceiling"))
+                                                : "-"});
   }
   return table.text();
 }
 
 double mean_of_rule(const Json& models, std::size_t size, const std::string& rule, const char* field) {
   double sum = 0;
-  for (const Json& model : models) sum += number(model["sizes"][size]["rules"][rule][field]);
+  for (const Json& model : models) sum += number(model.at("sizes").at(size).at("rules").at(rule).at(field));
   return sum / static_cast<double>(models.size());
 }
 
 std::string entropy_table(const Json& results) {
-  const Json& models = results["models"];
+  const Json& models = results.at("models");
   std::vector<std::string> head{"items", "H before"}, names;
-  for (const std::string& name : rule_names(results["summary"])) {
+  for (const std::string& name : rule_names(results.at("summary"))) {
     if (name == "softmax" || name == "hard") continue;
     names.push_back(name);
     head.push_back(name + ": H, β, β>1");
   }
   Table table(head);
-  for (std::size_t i = 0; i < results["summary"].size(); ++i) {
-    std::vector<std::string> row{results["summary"][i]["items"].dump(),
+  for (std::size_t i = 0; i < results.at("summary").size(); ++i) {
+    std::vector<std::string> row{results.at("summary").at(i).at("items").dump(),
                                  format("%.3f", mean_over_models(models, i, "entropy"))};
     for (const std::string& name : names) {
       row.push_back(format("%.3f %.2f %.0f%%", mean_of_rule(models, i, name, "entropy"),
@@ -135,15 +137,16 @@ std::string model_table(const Json& models) {
   Table table({"seed", "steps", "slope", "offsets' deviation", "resolution n*", "target entropy",
                "refit: points", "R²"});
   for (const Json& model : models) {
-    const Json& diagnosis = model["diagnosis"];
-    const Json& fit = model["fit"];
-    const std::string target = model["rules"].value("target_entropy", "-");
-    table.add({model["seed"].dump(), model["step"].dump(), format("%.1f", number(diagnosis["slope"])),
-               format("%.4f", number(diagnosis["deviation"])),
-               format("%.0f", number(diagnosis["resolution"])),
+    const Json& diagnosis = model.at("diagnosis");
+    const Json& fit = model.at("fit");
+    const std::string target = model.at("rules").value("target_entropy", "-");
+    table.add({model.at("seed").dump(), model.at("step").dump(),
+               format("%.1f", number(diagnosis.at("slope"))),
+               format("%.4f", number(diagnosis.at("deviation"))),
+               format("%.0f", number(diagnosis.at("resolution"))),
                target == "-" ? target : format("%.4f", std::stod(target.substr(target.find(':') + 1))),
-               fit.is_null() ? "-" : fit["points"].dump(),
-               fit.is_null() ? "-" : format("%.2f", number(fit["r_squared"]))});
+               fit.is_null() ? "-" : fit.at("points").dump(),
+               fit.is_null() ? "-" : format("%.2f", number(fit.at("r_squared")))});
   }
   return table.text();
 }
@@ -152,33 +155,33 @@ std::string model_table(const Json& models) {
 
 std::string markdown_tables(const Json& results) {
   std::string text = "## Accuracy, % of sets (mean ± standard deviation over " +
-                     std::to_string(results["models"].size()) + " head" +
-                     (results["models"].size() == 1 ? "" : "s") + "; hard is the ceiling)\n\n" +
-                     accuracy_table(results["summary"]);
+                     std::to_string(results.at("models").size()) + " head" +
+                     (results.at("models").size() == 1 ? "" : "s") + "; hard is the ceiling)\n\n" +
+                     accuracy_table(results.at("summary"));
   text += "\n## The paper's Table 1 beside this run (*: the paper's numbers recalled, not read)\n\n" +
           paper_table(results);
   text += "\n## Where the rest goes, in points of accuracy\n\n" + loss_table(results);
   text += "\n## Entropy in nats, inverse temperature, share of rows sharpened\n\n" + entropy_table(results);
   if (results.contains("calibrated_summary")) {
     text += "\n## Keys calibrated, told the classes\n\n" +
-            accuracy_table(results["calibrated_summary"]["classes"]);
+            accuracy_table(results.at("calibrated_summary").at("classes"));
     text += "\n## Keys calibrated from pairs, not told the classes\n\n" +
-            accuracy_table(results["calibrated_summary"]["pairs"]);
+            accuracy_table(results.at("calibrated_summary").at("pairs"));
   }
-  text += "\n## Heads\n\n" + model_table(results["models"]);
+  text += "\n## Heads\n\n" + model_table(results.at("models"));
   return text;
 }
 
 std::string csv_table(const Json& results) {
   std::string text = "seed,items,sets,rule,accuracy,beta,sharpened,entropy,peak\n";
-  for (const Json& model : results["models"]) {
-    for (const Json& size : model["sizes"]) {
-      for (const auto& [name, rule] : size["rules"].items()) {
+  for (const Json& model : results.at("models")) {
+    for (const Json& size : model.at("sizes")) {
+      for (const auto& [name, rule] : size.at("rules").items()) {
         // A rule's own name may hold commas.
-        text += model["seed"].dump() + "," + size["items"].dump() + "," + size["sets"].dump() + ",\"" + name +
-                "\"";
+        text += model.at("seed").dump() + "," + size.at("items").dump() + "," + size.at("sets").dump() +
+                ",\"" + name + "\"";
         for (const char* field : {"accuracy", "beta", "sharpened", "entropy", "peak"})
-          text += "," + rule[field].dump();
+          text += "," + rule.at(field).dump();
         text += "\n";
       }
     }

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -64,26 +65,32 @@ def test_a_run_is_three_files_that_others_can_read(trained):
 
 
 def test_killed_at_any_moment_a_run_ends_in_the_same_bits(trained, tmp_path):
-    """kill -9 again and again; the same command goes on."""
+    """kill -9 again and again, before the first checkpoint and after it; the same command goes on."""
     folder, generator = tmp_path / "run", random.Random(1)
-    command = [WHET, "train", folder, "--steps", str(STEPS), *map(str, SMALL)]
-    kills = resumed = 0
-    for _ in range(100):
-        process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            # Not before a checkpoint is likely, or nothing would ever be resumed on a slow machine.
-            process.wait(timeout=generator.uniform(0.05, 0.6) * (10 if SANITIZED else 1) * (1 + kills / 4))
-        except subprocess.TimeoutExpired:
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-            kills += 1
-            resumed += (folder / "checkpoint.safetensors").exists()
-            continue
-        assert process.returncode == 0
-        break
-    assert resumed > 0
-    for leftover in folder.glob(".whet-*.tmp"):  # a file that kill -9 found half-written stays behind, unused
-        leftover.unlink()
+    command = list(map(str, [WHET, "train", folder, "--steps", STEPS, *SMALL]))
+
+    def started():
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def kill(process):
+        process.kill()
+        process.wait()
+
+    for _ in range(3):
+        process = started()
+        time.sleep(generator.uniform(0, 0.2))
+        kill(process)
+    process = started()
+    while not (folder / "checkpoint.safetensors").exists():
+        assert process.poll() is None
+        time.sleep(0.001)
+    kill(process)
+    for _ in range(3):
+        process = started()
+        time.sleep(generator.uniform(0, 0.1))
+        kill(process)
+    (folder / ".whet-999999999-0.tmp").write_text("half")  # as a kill -9 inside a write leaves it
+    assert run(*command[1:]).returncode == 0
     assert content(folder) == content(trained)
 
 
@@ -222,6 +229,22 @@ def test_threads_change_nothing_and_a_second_run_is_the_first(reproduced, tmp_pa
                 "--batch", 16, "--threads", 3)
     assert other.stdout == result.stdout
     assert content(tmp_path / "other/seed-1") == content(folder / "seed-1")
+
+
+def test_what_was_found_of_a_head_is_kept_and_never_trusted(reproduced, tmp_path):
+    folder = tmp_path / "again"
+    shutil.copytree(reproduced[0], folder)
+    command = ["reproduce", folder, "--seeds", 2, "--steps", 300, "--sizes", "16,64", "--sets", 64, "--batch", 16]
+    kept = folder / "seed-1/evaluation.json"
+    text, stamp = kept.read_text(), kept.stat().st_mtime_ns
+    assert run(*command).stdout == reproduced[1].stdout and kept.stat().st_mtime_ns == stamp  # not found again
+    accuracy = re.search(r'"accuracy":(0\.\d+)', text)
+    for damaged in (text[:-20], "[]", "{}", "null", text[:accuracy.start(1)] + "0.125" + text[accuracy.end(1):]):
+        kept.write_text(damaged)
+        assert run(*command).stdout == reproduced[1].stdout
+        assert kept.read_text() == text
+    fewer = run(*command[:-3], 32, *command[-2:])  # of other circumstances
+    assert fewer.returncode == 0 and fewer.stdout != reproduced[1].stdout
 
 
 def test_eval_of_one_head_knows_no_deviation(trained, here):
