@@ -22,10 +22,10 @@ demo: release  ## Build, then reproduce the paper's experiment in small: two hea
 	@echo "== Two heads trained on sets of 5..16 items, tried on sets up to 16,384 (whet reproduce --quick)"
 	@rm -rf build/demo  # otherwise a second demo would only print the first one's results
 	@build/release/bin/whet reproduce build/demo --quick
-	@echo; echo "The tables stand in build/demo/tables.md, everything else in build/demo/results.json."
+	@echo; echo "Open build/demo/report.html in a browser; the tables are in build/demo/tables.md, everything in build/demo/results.json."
 	@echo "Next: make test; the paper in full: build/release/bin/whet reproduce"
 
-test: release asan clang python  ## Run every test: C++, sanitizers, fuzzers, command line, packages
+test: browser release asan clang python  ## Run every test: C++, sanitizers, fuzzers, command line, packages
 	@echo "== C++ tests, gcc"; ctest --preset release -j $(JOBS)
 	@echo "== C++ tests, AddressSanitizer and UndefinedBehaviorSanitizer"; ctest --preset asan -j $(JOBS)
 	@echo "== C++ tests and short fuzzing, clang"; ctest --preset clang -j $(JOBS)
@@ -75,6 +75,10 @@ fuzz: clang  ## Fuzz the .npy and safetensors readers and the rule parser for FU
 
 setup:
 	@tools/setup.sh
+
+.PHONY: browser
+browser:
+	@tools/setup.sh tests
 
 $(VENV)/.done: tests/requirements.txt
 	@tools/setup.sh tests

@@ -46,7 +46,8 @@ def _run(options: argparse.Namespace, command: str, sections_of: Sections) -> in
     if options.markdown:
         options.markdown.write_text(text)
     if options.json:
-        everything = {"command": command, "facts": facts, "sections": [asdict(s) for s in sections]}
+        everything = {"schema": "whet results", "version": 1, "kind": "benchmark", "command": command, "facts": facts,
+                      "sections": [asdict(s) for s in sections]}
         options.json.write_text(json.dumps(everything, indent=1))
     missed = any(not bar.reached for section in sections for bar in section.bars)
     return 1 if options.strict and missed else 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing, and nothing twice. Debian packages for every command; then, if asked:
-#   setup.sh tests   build/venv        pytest, NumPy, torch, JAX and what the Python package is built with
+#   setup.sh tests   build/venv        pytest, NumPy, torch, JAX and what the Python package is built with; chromium
 #   setup.sh bench   build/bench-venv  torch and JAX
 # Without root it prints the line to run instead.
 set -euo pipefail
@@ -8,7 +8,10 @@ cd "$(dirname "$0")/.."
 mkdir -p build
 
 packages=(g++ cmake ninja-build pkg-config python3-venv python3-dev libhwy-dev libgtest-dev libcli11-dev
-          nlohmann-json3-dev libeigen3-dev libboost-math-dev librandom123-dev clang clang-format clang-tidy libclang-rt-14-dev)
+          node-d3 nlohmann-json3-dev libeigen3-dev libboost-math-dev librandom123-dev clang clang-format clang-tidy libclang-rt-14-dev)
+
+# The pages are tested in a real browser.
+[ "${1:-}" != tests ] || packages+=(chromium)
 
 missing=()
 for package in "${packages[@]}"; do

@@ -16,6 +16,7 @@ void add_eval(CLI::App& app);
 void add_train(CLI::App& app);
 void add_fit(CLI::App& app);  // these two in fit.cc
 void add_calibrate(CLI::App& app);
+void add_report(CLI::App& app);
 void add_horizon(CLI::App& app);
 void add_info(CLI::App& app);
 void add_bench(CLI::App& app);

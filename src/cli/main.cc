@@ -32,6 +32,7 @@ void add_commands(CLI::App& app) {
   add_eval(app);
   add_fit(app);
   add_calibrate(app);
+  add_report(app);
   add_horizon(app);
   add_softmax(app);
   add_info(app);

@@ -16,6 +16,8 @@
 #include "cli/lab_options.h"
 #include "files/file.h"
 #include "lab/reproduction.h"
+#include "report/page.h"
+#include "report/results.h"
 #include "report/tables.h"
 
 namespace whet::cli {
@@ -38,14 +40,14 @@ std::string in(const std::string& folder, const char* name) {
   return (std::filesystem::path(folder) / name).string();
 }
 
-// Results and tables into the folder (unless there is none), all or nothing, then to the terminal.
+// Results, tables and page into the folder (unless there is none), all or nothing, then to the terminal.
 void show(const Json& results, const std::string& folder, bool json) {
   // File names may hold any bytes, JSON only UTF-8.
   const std::string text = results.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
   const std::string tables = report::markdown_tables(results);
   if (!folder.empty()) {
     files::OutputFile json_file(in(folder, "results.json")), tables_file(in(folder, "tables.md")),
-        csv_file(in(folder, "tables.csv"));
+        csv_file(in(folder, "tables.csv")), page_file(in(folder, "report.html"));
     const auto write = [](files::OutputFile& file, const std::string& content) {
       file.write(std::as_bytes(std::span(content)));
       file.finish();
@@ -53,11 +55,14 @@ void show(const Json& results, const std::string& folder, bool json) {
     write(json_file, text);
     write(tables_file, tables);
     write(csv_file, report::csv_table(results));
-    for (files::OutputFile* file : {&json_file, &tables_file, &csv_file}) file->commit();
+    write(page_file,
+          report::html_page(report::page_data({{report::name_of_results(folder), results}}, Json())));
+    for (files::OutputFile* file : {&json_file, &tables_file, &csv_file, &page_file}) file->commit();
   }
   std::fputs(json ? text.c_str() : tables.c_str(), stdout);
   if (!folder.empty()) {
     std::fprintf(stderr, "Written to %s: results.json, tables.md, tables.csv\n", folder.c_str());
+    std::fprintf(stderr, "Open %s in a browser.\n", in(folder, "report.html").c_str());
   }
 }
 
@@ -118,7 +123,7 @@ void add_reproduce(CLI::App& app) {
       "rule.\n"
       "Ctrl-C at any time: the same command goes on where it was. DIR gets seed-N/ for every head, "
       "results.json,\n"
-      "tables.md and tables.csv.\n\n"
+      "tables.md, tables.csv and report.html.\n\n"
       "Examples:\n"
       "  whet reproduce --quick\n"
       "  whet reproduce paper --seeds 10\n"
@@ -130,7 +135,7 @@ void add_eval(CLI::App& app) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("eval", "Evaluate trained heads under every rule, at any size");
   command->add_option("RUN", arguments->runs, "Folders made by 'whet train' or 'whet calibrate'")->required();
-  command->add_option("--out", arguments->folder, "Folder for results.json, tables.md and tables.csv")
+  command->add_option("--out", arguments->folder, "Folder for results.json, tables and report.html")
       ->type_name("DIR");
   add_output_options(*command, *arguments);
   arguments->evaluation.add_to(*command);

@@ -189,4 +189,65 @@ std::string csv_table(const Json& results) {
   return text;
 }
 
+// ---- several runs
+
+namespace {
+
+const Json* size_of(const Json& results, const Json& items) {
+  for (const Json& size : results.at("summary")) {
+    if (size.at("items") == items) return &size;
+  }
+  return nullptr;
+}
+
+std::string accuracy_at(const Json& results, const Json& items, const std::string& rule) {
+  const Json* size = size_of(results, items);
+  return size != nullptr && size->at("rules").contains(rule) ? with_deviation(size->at("rules").at(rule))
+                                                             : "-";
+}
+
+// Rules that every size of the comparison has.
+std::vector<std::string> common_rules(const Json& sizes) {
+  std::vector<std::string> names;
+  for (const auto& [name, ignored] : sizes.at(0).at("rules").items()) {
+    if (std::all_of(sizes.begin(), sizes.end(), [&](const Json& s) { return s.at("rules").contains(name); }))
+      names.push_back(name);
+  }
+  return names;
+}
+
+std::string difference_table(const Json& base, const Json& other, const Json& sizes,
+                             const std::string& rule) {
+  const std::string first = base.at("name"), second = other.at("name");
+  Table table({"items", first, second, "difference [95 % interval]", "p"});
+  for (const Json& size : sizes) {
+    const Json& test = size.at("rules").at(rule);
+    table.add({size.at("items").dump(), accuracy_at(base.at("results"), size.at("items"), rule),
+               accuracy_at(other.at("results"), size.at("items"), rule),
+               test.is_null() ? "-" : interval(test), test.is_null() ? "-" : p_value(test.at("p"))});
+  }
+  return table.text();
+}
+
+}  // namespace
+
+std::string markdown_comparison(const Json& data) {
+  std::string text;
+  for (const Json& comparison : data.at("comparison")) {
+    const Json& base = data.at("runs").at(comparison.at("against").get<std::size_t>());
+    const Json& other = data.at("runs").at(comparison.at("run").get<std::size_t>());
+    const Json& sizes = comparison.at("sizes");
+    text += (text.empty() ? "" : "\n") + std::string("## ") + other.at("name").get<std::string>() +
+            " against " + base.at("name").get<std::string>() + ", % of sets; difference in points, " +
+            (comparison.at("seeds") == 0 ? "no seed in common, so no test"
+                                         : "paired over " + comparison.at("seeds").dump() + " seeds") +
+            "\n";
+    if (sizes.empty()) text += "\nNo size in common.\n";
+    for (const std::string& rule : sizes.empty() ? std::vector<std::string>() : common_rules(sizes)) {
+      text += "\n### " + rule + "\n\n" + difference_table(base, other, sizes, rule);
+    }
+  }
+  return text;
+}
+
 }  // namespace whet::report

@@ -14,6 +14,9 @@ std::string markdown_tables(const nlohmann::ordered_json& results);
 // One line a model, size and rule: seed,items,sets,rule,accuracy,beta,sharpened,entropy,peak.
 std::string csv_table(const nlohmann::ordered_json& results);
 
+// Several runs: page_data() of theirs, every other run against the first.
+std::string markdown_comparison(const nlohmann::ordered_json& data);
+
 }  // namespace whet::report
 
 #endif  // WHET_REPORT_TABLES_H_

@@ -181,7 +181,7 @@ def test_weights_that_no_training_leaves_are_refused(trained, tmp_path):
 
 def test_results_hold_together(reproduced):
     folder, result = reproduced
-    assert names(folder) == ["results.json", "seed-0", "seed-1", "tables.csv", "tables.md"]
+    assert names(folder) == ["report.html", "results.json", "seed-0", "seed-1", "tables.csv", "tables.md"]
     results = json.loads((folder / "results.json").read_text())
     assert results["schema"] == "whet results" and results["version"] == 1 and results["kind"] == "reproduction"
     assert results["made"]["command"].startswith("whet reproduce ") and results["made"]["whet"] == "0.1.0"

@@ -17,7 +17,7 @@ LAYERS = {
     "c_api": {"c_api", "core"},
     "files": {"files"},
     "lab": {"lab", "files", "kernels", "core"},
-    "report": {"report"},
+    "report": {"report", "files"},
     "cli": {"cli", "lab", "report", "files"},
 }
 

@@ -1,0 +1,176 @@
+// whet report: results as a page, tables, data or figures; of one run, or of several side by side.
+#include <whet/error.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <list>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/browser.h"
+#include "cli/commands.h"
+#include "files/file.h"
+#include "lab/comparison.h"
+#include "report/page.h"
+#include "report/results.h"
+#include "report/tables.h"
+
+namespace whet::cli {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+struct Arguments {
+  std::vector<std::string> runs;
+  std::string out;
+  std::string format = "html";
+};
+
+std::vector<report::Results> load(const std::vector<std::string>& paths) {
+  std::vector<report::Results> runs;
+  for (const std::string& path : paths) {
+    if (std::count(paths.begin(), paths.end(), path) > 1) throw Error("DIR: has " + path + " twice");
+    runs.push_back(report::load_results(path));
+    if (runs.back().json.at("kind") != runs.front().json.at("kind")) {
+      throw Error("DIR: has results of kind " + runs.front().json.at("kind").dump() + " in " + paths.front() +
+                  " and " + runs.back().json.at("kind").dump() + " in " + path + "; compare one kind");
+    }
+  }
+  // Folders of the same name in different places are told apart by their paths.
+  std::vector<std::string> names;
+  for (const report::Results& run : runs) names.push_back(run.name);
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    if (std::count(names.begin(), names.end(), names[i]) > 1) runs[i].name = paths[i];
+  }
+  return runs;
+}
+
+bool is_reproduction(const std::vector<report::Results>& runs) {
+  return runs.front().json.at("kind") == "reproduction";
+}
+
+Json data_of(const std::vector<report::Results>& runs) {
+  std::vector<const Json*> results;
+  for (const report::Results& run : runs) results.push_back(&run.json);
+  return report::page_data(runs, runs.size() > 1 && is_reproduction(runs) ? lab::compare(results) : Json());
+}
+
+// ---- what is asked for, as text
+
+std::string markdown(const std::vector<report::Results>& runs) {
+  if (!is_reproduction(runs)) {
+    throw Error("--format: is 'md', which benchmarks write themselves (--markdown); html and json draw them");
+  }
+  return runs.size() == 1 ? report::markdown_tables(runs.front().json)
+                          : report::markdown_comparison(data_of(runs));
+}
+
+std::string json(const std::vector<report::Results>& runs) {
+  return data_of(runs).dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+// Beside the results of one run, else in the current folder.
+std::string beside(const Arguments& arguments, const char* name) {
+  if (arguments.runs.size() > 1) return name;
+  const std::filesystem::path run = arguments.runs.front();
+  return ((std::filesystem::is_directory(run) ? run : run.parent_path()) / name).string();
+}
+
+void write_page(const std::vector<report::Results>& runs, const Arguments& arguments) {
+  const std::string path = arguments.out.empty() ? beside(arguments, "report.html") : arguments.out;
+  files::write_text(path, report::html_page(data_of(runs)));
+  if (!path.starts_with("/dev/")) std::printf("Open %s in a browser.\n", path.c_str());
+}
+
+void write_or_print(const std::string& text, const std::string& path) {
+  if (path.empty()) {
+    std::fwrite(text.data(), 1, text.size(), stdout);
+  } else {
+    files::write_text(path, text);
+  }
+}
+
+// ---- figures
+
+// The page leaves them in one element, as JSON without markup.
+Json figures_of(const std::string& document) {
+  constexpr std::string_view kBegin = "<pre id=\"svg\">";
+  const std::size_t begin = document.find(kBegin);
+  const std::size_t end = document.find("</pre>", begin);
+  if (begin == document.npos || end == document.npos) {
+    throw std::runtime_error("the browser did not draw the page; open it (--format html) to see why");
+  }
+  return Json::parse(document.substr(begin + kBegin.size(), end - begin - kBegin.size()));
+}
+
+// All or nothing.
+void write_figures(const std::vector<report::Results>& runs, const Arguments& arguments) {
+  const Json figures = figures_of(document_of(report::html_page(data_of(runs)), "svg"));
+  const std::string folder = arguments.out.empty() ? beside(arguments, "figures") : arguments.out;
+  files::make_folder(folder);
+  std::list<files::OutputFile> outputs;
+  for (const Json& figure : figures) {
+    const std::string text = figure.at("svg");
+    auto& file =
+        outputs.emplace_back((std::filesystem::path(folder) / figure.at("name").get<std::string>()).string());
+    file.write(std::as_bytes(std::span(text)));
+    file.finish();
+  }
+  for (files::OutputFile& file : outputs) file.commit();
+  std::printf("%zu figures are in %s.\n", outputs.size(), folder.c_str());
+}
+
+void report(const Arguments& arguments) {
+  const std::vector<report::Results> runs = load(arguments.runs);
+  try {
+    if (arguments.format == "html") {
+      write_page(runs, arguments);
+    } else if (arguments.format == "md") {
+      write_or_print(markdown(runs), arguments.out);
+    } else if (arguments.format == "json") {
+      write_or_print(json(runs), arguments.out);
+    } else {
+      write_figures(runs, arguments);
+    }
+  } catch (const Json::exception&) {
+    // Checked when they were loaded, but not every field that a table may ask for.
+    throw files::FileError(arguments.runs.front(), "lacks fields that --format " + arguments.format +
+                                                       " needs; run the command that made it again");
+  }
+}
+
+}  // namespace
+
+void add_report(CLI::App& app) {
+  auto arguments = std::make_shared<Arguments>();
+  CLI::App* command = app.add_subcommand("report", "Draw results: one run, or several compared");
+  command->add_option("DIR", arguments->runs, "Folders that hold results.json, or such files")->required();
+  command
+      ->add_option("--out", arguments->out,
+                   "Where to (default: report.html or figures/ in DIR, or here if there are several; md and "
+                   "json are printed)")
+      ->type_name("PATH");
+  command
+      ->add_option("--format", arguments->format,
+                   "html, md, json or svg (a file each figure; needs chromium)")
+      ->check(CLI::IsMember({"html", "md", "json", "svg"}))
+      ->type_name("FORMAT")
+      ->capture_default_str();
+  command->footer(
+      "The page is one file that needs no network. Of several runs, every other one is compared with the "
+      "first,\n"
+      "paired by seed.\n\n"
+      "Examples:\n"
+      "  whet report reproduction\n"
+      "  whet report paper sharp --out comparison.html\n"
+      "  whet report paper sharp --format md\n"
+      "  whet report reproduction --format svg --out figures\n");
+  command->callback([arguments] { report(*arguments); });
+}
+
+}  // namespace whet::cli

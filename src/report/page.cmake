@@ -1,0 +1,32 @@
+# Puts the page together and into a source file: cmake -DPAGE=dir -DD3=file -DLICENCE=file -DSCRIPTS=a,b,..
+# -DOUTPUT=name -P page.cmake writes name.html, the page with @data@ where its data go, and name.cc, its bytes.
+cmake_minimum_required(VERSION 3.21)
+file(READ "${PAGE}/page.html" page)
+file(READ "${PAGE}/page.css" style)
+file(READ "${D3}" d3)
+file(READ "${LICENCE}" licence)
+string(REPLACE "&" "&amp;" licence "${licence}")
+string(REPLACE "<" "&lt;" licence "${licence}")
+string(REPLACE "," ";" names "${SCRIPTS}")
+set(scripts "")
+foreach(name IN LISTS names)
+  file(READ "${PAGE}/${name}" script)
+  string(APPEND scripts "\n// ---- ${name}\n\n${script}")
+endforeach()
+foreach(text IN ITEMS d3 scripts style)
+  if("${${text}}" MATCHES "</(script|style)")
+    message(FATAL_ERROR "${text} of the page holds the end of its own element")
+  endif()
+endforeach()
+string(REPLACE "@page.css@" "${style}" page "${page}")
+string(REPLACE "@licence@" "${licence}" page "${page}")
+string(REPLACE "@scripts@" "${scripts}" page "${page}")
+string(REPLACE "@d3@" "${d3}" page "${page}")
+file(WRITE "${OUTPUT}.html" "${page}")
+
+file(READ "${OUTPUT}.html" bytes HEX)
+string(REGEX REPLACE "(..)" "0x\\1," bytes "${bytes}")
+string(REGEX REPLACE "(................................................................................)" "\\1\n" bytes "${bytes}")
+file(WRITE "${OUTPUT}.cc" "// Made by page.cmake.\n#include \"report/page_template.h\"\n\nnamespace whet::report {\n"
+     "namespace {\nconst unsigned char kBytes[] = {\n${bytes}\n};\n}  // namespace\n\n"
+     "std::span<const unsigned char> page_template() { return kBytes; }\n}  // namespace whet::report\n")

@@ -1,0 +1,93 @@
+// What results.json holds (docs/results.md), in the shapes that figures need. Anything may be missing.
+
+const VERSION = 1; // the newest this page knows
+
+const RULE_NAMES = {
+  softmax: "softmax",
+  trained: "rule of training",
+  paper: "paper’s rule",
+  fixed: "fixed β = 2",
+  log_length: "log length",
+  target_entropy: "target entropy",
+  target_peak: "target peak",
+  refit: "refitted polynomial",
+  hard: "ceiling",
+};
+const ruleName = (rule) => RULE_NAMES[rule] ?? rule;
+
+// Colour, dash and marker: any one of them tells curves apart.
+const LOOKS = [
+  { colour: "--c0", dash: null, symbol: d3.symbolCircle },
+  { colour: "--c1", dash: "7 3", symbol: d3.symbolSquare },
+  { colour: "--c2", dash: "2 2", symbol: d3.symbolTriangle },
+  { colour: "--c3", dash: "8 3 2 3", symbol: d3.symbolDiamond },
+  { colour: "--c4", dash: "12 3", symbol: d3.symbolCross },
+  { colour: "--c5", dash: "4 2", symbol: d3.symbolStar },
+  { colour: "--c6", dash: "1 3", symbol: d3.symbolWye },
+  { colour: "--c7", dash: "9 2 2 2 2 2", symbol: d3.symbolCircle },
+];
+const RULE_LOOKS = ["softmax", "paper", "target_entropy", "target_peak", "refit", "log_length", "fixed", "trained"];
+const CEILING_LOOK = { colour: "--ink", dash: "5 4", symbol: null };
+const look = (index) => LOOKS[index % LOOKS.length];
+
+function ruleLook(rule, others = []) {
+  if (rule === "hard") return CEILING_LOOK;
+  const known = RULE_LOOKS.indexOf(rule);
+  return look(known >= 0 ? known : RULE_LOOKS.length + others.filter((o) => !RULE_LOOKS.includes(o)).indexOf(rule));
+}
+
+// Object.hasOwn, not `in`: a rule may be called "constructor".
+const own = (object, key) => (object && Object.hasOwn(object, key) ? object[key] : undefined);
+const list = (value) => (Array.isArray(value) ? value : []);
+
+const summaryOf = (run) => list(run.results.summary).filter((size) => isNumber(size?.items));
+const modelsOf = (run) => list(run.results.models);
+const sizesOf = (model) => list(model?.sizes).filter((size) => isNumber(size?.items));
+
+// Every rule that some size has, in the order of the file, the ceiling last.
+function rulesOf(run) {
+  const rules = new Set();
+  for (const size of summaryOf(run)) Object.keys(size.rules ?? {}).forEach((rule) => rules.add(rule));
+  const ceiling = rules.delete("hard");
+  return ceiling ? [...rules, "hard"] : [...rules];
+}
+
+const commonRules = (runs) => runs.map(rulesOf).reduce((a, b) => a.filter((rule) => b.includes(rule)));
+
+// Points {x, y, low, high} of a rule's accuracy, in percent.
+function accuracies(summary, rule) {
+  return summary
+    .map((size) => ({ x: size.items, entry: own(size.rules, rule) }))
+    .filter(({ entry }) => isNumber(entry?.accuracy))
+    .map(({ x, entry }) => {
+      const y = 100 * entry.accuracy;
+      const deviation = isNumber(entry.deviation) ? 100 * entry.deviation : null;
+      return { x, y, deviation };
+    });
+}
+
+// The mean over heads of what `value` picks from one head's size, as points against the size.
+function meansOverHeads(run, value, pick = d3.mean) {
+  const bySize = new Map();
+  for (const model of modelsOf(run)) {
+    for (const size of sizesOf(model)) {
+      const y = value(size);
+      if (!isNumber(y)) continue;
+      if (!bySize.has(size.items)) bySize.set(size.items, []);
+      bySize.get(size.items).push(y);
+    }
+  }
+  return [...bySize]
+    .map(([x, values]) => ({ x, y: pick(values), deviation: values.length > 1 ? d3.deviation(values) : null }))
+    .sort((a, b) => a.x - b.x);
+}
+
+const ofRule = (rule, field) => (size) => own(size.rules, rule)?.[field];
+
+// Training: for each head points of step against field 1 (loss) or 2 (accuracy).
+function curves(run, field) {
+  return modelsOf(run)
+    .map((model) => list(model.metrics).filter((m) => isNumber(m?.[0]) && isNumber(m?.[field])))
+    .filter((metrics) => metrics.length > 0)
+    .map((metrics) => metrics.map((m) => ({ x: m[0], y: m[field] })));
+}

@@ -1,0 +1,108 @@
+// The page from top to bottom.
+
+function section(title, note) {
+  const made = element("section", {}, element("h2", {}, title), note ? element("p", { class: "note" }, note) : null);
+  document.getElementById("report").append(made);
+  return made;
+}
+
+function header(kicker, headline, below) {
+  document.title = `whet: ${kicker}`;
+  document
+    .getElementById("report")
+    .append(element("header", {}, element("p", { class: "kicker" }, `whet · ${kicker}`), element("h1", {}, ...headline), element("p", {}, below)));
+}
+
+// ---- the headline
+
+// The size at which a rule differs most from softmax.
+function largestGain(run, rule) {
+  const gains = summaryOf(run)
+    .map((size) => ({ items: size.items, entry: own(size.rules, rule), plain: own(size.rules, "softmax"), ceiling: own(size.rules, "hard") }))
+    .filter(({ entry, plain }) => isNumber(entry?.accuracy) && isNumber(plain?.accuracy))
+    .map((g) => ({ ...g, gain: g.entry.accuracy - g.plain.accuracy }));
+  return gains.length ? gains[d3.scan(gains, (a, b) => Math.abs(b.gain) - Math.abs(a.gain))] : null;
+}
+
+function runHeadline(run) {
+  const rule = ["paper", ...rulesOf(run)].find((r) => r !== "softmax" && r !== "hard" && largestGain(run, r));
+  const best = rule ? largestGain(run, rule) : null;
+  if (!best) return [["Heads that retrieve the largest item"], "These results hold no rule beside softmax."];
+  const p = best.entry.against_softmax?.p;
+  const headline = [
+    `Of sets of ${count(best.items)} items, ${ruleName(rule)} answers ${percent(best.entry.accuracy)} % and softmax ${percent(best.plain.accuracy)} %: `,
+    element("strong", {}, `${points(best.gain)} points`),
+    isNumber(p) ? `, p = ${pValue(p)}` : "",
+  ];
+  const below =
+    `The largest difference of ${plural(summaryOf(run).length, "size")}, ${plural(modelsOf(run).length, "head")}.` +
+    (isNumber(best.ceiling?.accuracy) ? ` The ceiling of these heads, whatever the temperature, is ${percent(best.ceiling.accuracy)} % there.` : "");
+  return [headline, below];
+}
+
+function comparisonHeadline(data) {
+  const rule = ["target_entropy", "paper", "softmax"].find((r) => commonRules(data.runs).includes(r));
+  const found = list(data.comparison)
+    .flatMap((c) => list(c.sizes).map((size) => ({ c, items: size.items, test: own(size.rules, rule) })))
+    .filter(({ test }) => isNumber(test?.difference));
+  const names = data.runs.map((run) => run.name).join(", ");
+  if (!rule || found.length === 0) return [[`${plural(data.runs.length, "run")} side by side`], names];
+  const { c, items, test } = found[d3.scan(found, (a, b) => Math.abs(b.test.difference) - Math.abs(a.test.difference))];
+  const headline = [
+    `At ${count(items)} items under ${ruleName(rule)}, ${data.runs[c.run].name} differs from ${data.runs[c.against].name} by `,
+    element("strong", {}, `${points(test.difference)} points`),
+    isNumber(test.p) ? `, p = ${pValue(test.p)}` : "",
+  ];
+  return [headline, `The largest difference between ${plural(data.runs.length, "run")}: ${names}.`];
+}
+
+// ---- one kind of results each
+
+function drawReproductions(data) {
+  const { runs } = data;
+  const one = runs.length === 1;
+  header(one ? `reproduction of “softmax is not enough”, ${runs[0].name}` : "runs compared", ...(one ? runHeadline(runs[0]) : comparisonHeadline(data)));
+  if (one) addPaperTable(section("The paper’s Table 1, and these heads"), runs[0]);
+  else addComparisonTable(section("Differences"), data);
+  if (runs.some((run) => framesOf(run).length > 0)) addHeatMap(section("Where the weights go"), runs);
+  const accuracy = section("Accuracy against size");
+  addAccuracy(accuracy, runs);
+  if (one) addRuleTable(accuracy, runs[0]);
+  addLosses(accuracy, runs);
+  const sharpness = section("Sharpness against size");
+  addEntropy(sharpness, runs);
+  addLargestWeight(sharpness, runs);
+  addFit(section("Temperature from entropy"), runs);
+  if (one && runs[0].results.calibrated_summary) addCalibrated(section("Calibrated heads"), runs);
+  addTraining(section("Training"), runs);
+  addOrigin(section("How it was made"), runs);
+}
+
+const KINDS = { reproduction: drawReproductions, benchmark: drawBenchmarks };
+
+function problemWith({ runs }) {
+  const kinds = new Set(runs.map((run) => run.results.kind));
+  for (const run of runs) {
+    if (run.results.version > VERSION) {
+      return `${run.name} has results of version ${run.results.version}; this page knows versions up to ${VERSION}. Draw it with a newer whet.`;
+    }
+  }
+  if (kinds.size > 1) return `These results are of several kinds (${[...kinds].join(", ")}), which can’t be compared.`;
+  return Object.hasOwn(KINDS, [...kinds][0]) ? null : `This page doesn’t know results of kind “${[...kinds][0]}”.`;
+}
+
+function drawPage() {
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const problem = problemWith(data);
+  if (problem) header("report", ["Nothing drawn"], problem);
+  else KINDS[data.runs[0].results.kind](data);
+}
+
+drawPage();
+
+// `whet report --format svg` reads the figures from here: every < is written so that no markup is left.
+if (location.hash === "#svg") {
+  const files = FIGURES.map((figure) => ({ name: `${figure.id}.svg`, svg: figure.export(760) }));
+  const json = JSON.stringify(files).replace(/[<>&]/g, (c) => `\\u00${c.charCodeAt(0).toString(16)}`);
+  document.body.replaceChildren(element("pre", { id: "svg" }, json));
+}

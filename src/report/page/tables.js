@@ -1,0 +1,184 @@
+// Tables of a reproduction, and what made it.
+
+// head: cells or rows of cells; a cell is text or {text, class, span, ...data attributes}.
+function table(caption, head, rows) {
+  const cell = (name) => (content) => {
+    const { text: shown, span, ...attributes } = typeof content === "object" ? content : { text: content };
+    return element(name, { ...attributes, ...(span ? { colspan: span } : {}), ...(name === "th" && !span ? { scope: "col" } : {}) }, shown);
+  };
+  const heads = Array.isArray(head[0]) ? head : [head];
+  const made = element(
+    "table",
+    {},
+    element("caption", {}, caption),
+    element("thead", {}, ...heads.map((row) => element("tr", {}, ...row.map(cell("th"))))),
+    element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map(cell("td"))))),
+  );
+  return element("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption }, made);
+}
+
+// ---- Table 1 of the paper beside ours
+
+function addPaperTable(parent, run) {
+  const paper = run.results.paper;
+  const rows = list(paper?.items)
+    .map((items, i) => ({ i, items, size: summaryOf(run).find((size) => size.items === items) }))
+    .filter(({ size }) => own(size?.rules, "paper") && own(size?.rules, "softmax"));
+  if (rows.length === 0) {
+    parent.append(element("p", {}, "None of the sizes of this run, or not the paper’s rule, is in the paper’s Table 1."));
+    return;
+  }
+  const recalled = rows.some(({ items }) => list(paper.unverified).includes(items));
+  const marked = rows.flatMap(({ i, size }) => ["softmax", "paper"].map((rule) => beyond(own(size.rules, rule), paper[rule]?.[i])));
+  parent.append(
+    element("p", { class: "note" }, tableVerdict(marked, run)),
+    table(
+      "Accuracy, % of sets: mean ± standard deviation over heads",
+      [
+        ["", { text: "softmax", span: 2, class: "group" }, { text: "paper’s rule", span: 2, class: "group" }, { text: "p, paired", span: 2, class: "group" }],
+        ["items", "here", "paper", "here", "paper", "here", "paper"],
+      ],
+      rows.map(({ i, items, size }) => [
+        count(items) + (list(paper.unverified).includes(items) ? "*" : ""),
+        ...["softmax", "paper"].flatMap((rule) => [ourCell(size, rule, paper[rule]?.[i]), theirs(paper[rule]?.[i], 1)]),
+        { text: pValue(own(size.rules, "paper").against_softmax?.p), "data-items": items, "data-field": "p" },
+        { text: pValue(paper.p?.[i]), class: "theirs" },
+      ]),
+    ),
+  );
+  if (recalled) parent.append(element("p", { class: "note" }, "* The paper’s numbers of this size were recalled, not read."));
+}
+
+function tableVerdict(marked, run) {
+  const heads = plural(modelsOf(run).length, "head");
+  const known = marked.filter((m) => m !== null);
+  if (known.length === 0) return `${heads}: without a deviation, nothing says what would be a difference.`;
+  const far = known.filter((m) => m).length;
+  if (far === 0) return `${heads}. Every number of the paper lies within two standard deviations of ours.`;
+  return `${heads}. ${far} of ${known.length} numbers lie more than two of our standard deviations from the paper’s: ▲ above it, ▼ below.`;
+}
+
+// Whether ours is more than two deviations from the paper’s; null where it can't be said.
+function beyond(entry, theirPercent) {
+  if (!isNumber(entry?.accuracy) || !isNumber(entry.deviation) || !isNumber(theirPercent)) return null;
+  return Math.abs(100 * entry.accuracy - theirPercent) > 200 * entry.deviation;
+}
+
+function ourCell(size, rule, theirPercent) {
+  const entry = own(size.rules, rule);
+  const differs = beyond(entry, theirPercent);
+  const arrow = 100 * entry.accuracy > theirPercent ? "▲ " : "▼ ";
+  return {
+    text: (differs ? arrow : "") + withDeviation(entry),
+    class: differs ? "differs" : "",
+    "data-items": size.items,
+    "data-field": rule,
+  };
+}
+
+const theirs = (value, digits) => ({ text: isNumber(value) ? fixed(value, digits) : "–", class: "theirs" });
+
+// ---- every rule
+
+function addRuleTable(parent, run) {
+  const rules = rulesOf(run);
+  if (rules.length === 0) return;
+  parent.append(
+    element(
+      "details",
+      {},
+      element("summary", {}, "Every rule as a table"),
+      table(
+        "Accuracy, % of sets: mean ± standard deviation over heads",
+        ["items", ...rules.map(ruleName)],
+        summaryOf(run).map((size) => [
+          count(size.items),
+          ...rules.map((rule) => ({ text: withDeviation(own(size.rules, rule)), "data-items": size.items, "data-rule": rule })),
+        ]),
+      ),
+    ),
+  );
+}
+
+// ---- several runs
+
+function addComparisonTable(parent, data) {
+  const comparisons = list(data.comparison);
+  const rules = commonRules(data.runs);
+  if (comparisons.length === 0 || rules.length === 0) return;
+  const place = element("div");
+  const show = (rule) => place.replaceChildren(...comparisons.map((c) => differenceTable(data.runs, c, rule)));
+  const first = ["target_entropy", "paper", "softmax"].find((rule) => rules.includes(rule)) ?? rules[0];
+  parent.append(
+    element("div", { class: "controls" }, choice("Rule", rules.map((rule) => [rule, ruleName(rule)]), first, show)),
+    place,
+  );
+  show(first);
+}
+
+function differenceTable(runs, comparison, rule) {
+  const [base, other] = [runs[comparison.against], runs[comparison.run]];
+  const seeds = comparison.seeds > 0 ? `paired over ${plural(comparison.seeds, "seed")}` : "no seed in common, so no test";
+  return table(
+    `${other.name} against ${base.name}, ${ruleName(rule)}: ${seeds}`,
+    ["items", base.name, other.name, "difference, points", "95 % interval", "p"],
+    list(comparison.sizes).map((size) => {
+      const test = own(size.rules, rule);
+      const entry = (run) => own(summaryOf(run).find((s) => s.items === size.items)?.rules, rule);
+      const sure = isNumber(test?.p) && test.p < 0.05;
+      return [
+        count(size.items),
+        withDeviation(entry(base)),
+        withDeviation(entry(other)),
+        { text: points(test?.difference), class: sure ? "differs" : "", "data-items": size.items, "data-field": "difference" },
+        interval(test),
+        pValue(test?.p),
+      ];
+    }),
+  );
+}
+
+// ---- heads, recipe, machine
+
+function addHeadTable(parent, run) {
+  const models = modelsOf(run);
+  parent.append(
+    element(
+      "details",
+      {},
+      element("summary", {}, `The ${plural(models.length, "head")}: what each can tell apart, its target, its fit`),
+      table(
+        "Resolution n*: the number of items beyond which a head’s order is lost",
+        ["seed", "steps", "slope", "offsets’ deviation", "resolution n*", "target entropy", "fit: points", "R²"],
+        models.map((model) => [
+          String(model.seed ?? "–"),
+          count(model.step ?? "–"),
+          short(model.diagnosis?.slope),
+          short(model.diagnosis?.deviation),
+          short(model.diagnosis?.resolution),
+          short(Number(String(own(model.rules, "target_entropy") ?? "").split(":")[1] ?? NaN)),
+          isNumber(model.fit?.points) ? count(model.fit.points) : "–",
+          short(model.fit?.r_squared),
+        ]),
+      ),
+    ),
+  );
+}
+
+// Names and values of an object as a list; objects inside as text.
+function facts(object) {
+  const shown = (value) => (value !== null && typeof value === "object" ? JSON.stringify(value) : String(value));
+  return element("dl", {}, ...Object.entries(object).flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, shown(value))]));
+}
+
+function addOrigin(parent, runs) {
+  for (const run of runs) {
+    if (runs.length > 1) parent.append(element("h3", {}, run.name));
+    const { seed: ignored, ...recipe } = modelsOf(run)[0]?.recipe ?? {};
+    const seeds = modelsOf(run).map((model) => model.seed).join(", ");
+    parent.append(facts({ ...run.results.made, seeds, ...prefixed("recipe: ", recipe), ...prefixed("evaluation: ", run.results.options ?? {}) }));
+    addHeadTable(parent, run);
+  }
+}
+
+const prefixed = (prefix, object) => Object.fromEntries(Object.entries(object).map(([key, value]) => [prefix + key, value]));
