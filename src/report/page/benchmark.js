@@ -6,7 +6,7 @@ function drawBenchmarks({ runs }) {
   header(
     `benchmark, ${runs.map((run) => run.name).join(", ")}`,
     [element("strong", {}, `${kept} of ${bars.length}`), " limits kept"],
-    "Each figure is a ratio of two medians of the same run; the bar across a row is the limit it was asked to keep.",
+    "A dot is a ratio of two medians of the same run, filled where it keeps its limit. The bar across its row is the limit, the strong side what it allows.",
   );
   const titles = [...new Set(runs.flatMap((run) => list(run.results.sections).map((s) => s.title)))];
   titles.forEach((title, i) => addBars(runs, String(title), `benchmark-${i + 1}`));
@@ -35,7 +35,7 @@ function addBars(runs, title, id) {
   const made = section(title);
   addFigure(made, {
     id,
-    title: `${bars.filter(keeps).length} of ${plural(bars.length, "limit")} kept`,
+    title: `${bars.filter(keeps).length} of ${bars.length} limits kept`,
     alt: "A dot a ratio on a logarithmic axis; the line across its row is the limit.",
     draw: (svg, width) => drawBars(svg, width, runs, bars),
     rows: () => [
@@ -65,13 +65,13 @@ function drawBars(svg, width, runs, bars) {
   const names = [...new Set(bars.map((bar) => bar.text))];
   const [top, bottom] = [10, 10 + names.length * BAR_ROW];
   svg.attr("height", bottom + MARGIN.bottom);
-  const x = scaleOf({ log: true, domain: ([low, high]) => [low / 1.3, high * 1.3] }, bars.flatMap((b) => [b.value, b.limit, 1]), [8, width - 50]);
+  const x = scaleOf({ log: true, domain: ([low, high]) => [low / 1.3, high * 1.3] }, bars.flatMap((b) => [b.value, b.limit, 1]), [8, width - 104]);
   const row = (bar) => top + names.indexOf(bar.text) * BAR_ROW;
-  const axis = d3.axisBottom(x).tickValues(sizeTicks(logTicks(x), x, 36)).tickFormat(short);
+  const axis = d3.axisBottom(x).tickValues(sizeTicks(logTicks(x), x, 36)).tickFormat(short).tickSizeOuter(0);
   svg.append("g").attr("class", "axis").attr("transform", `translate(0,${bottom})`).call(axis);
-  svg.append("text").attr("class", "unit").attr("x", width).attr("y", bottom + 34).attr("text-anchor", "end").text("ratio");
+  svg.append("text").attr("class", "unit").attr("x", width - 104).attr("y", bottom + 34).attr("text-anchor", "end").text("ratio");
   const targets = bars.map((bar) => drawBar(svg, width, bar, x, row(bar)));
-  for (const bar of bars) drawLimit(svg, bar, x, row(bar), targets);
+  for (const bar of bars) drawLimit(svg, bar, x, row(bar));
   return {
     targets: targets.map((target, i) => ({
       ...target,
@@ -90,12 +90,15 @@ function drawBar(svg, width, bar, x, top) {
   const y = top + 30;
   shorten(svg.append("text").attr("x", 8).attr("y", top + 14).text(bar.text), width - 8);
   svg.append("g").attr("class", "grid").append("line").attr("x1", x.range()[0]).attr("x2", x.range()[1]).attr("y1", y).attr("y2", y);
+  const [from, to] = bar.at_most ? [x.range()[0], x(bar.limit)] : [x(bar.limit), x.range()[1]];
+  svg.append("line").attr("class", "allowed").attr("x1", from).attr("x2", to).attr("y1", y).attr("y2", y);
   const { colour, symbol } = look(bar.run);
   const dot = svg.append("path").attr("class", "marker").attr("d", d3.symbol().type(symbol).size(80)).attr("transform", `translate(${x(bar.value)},${y})`);
   dot.style("stroke", `var(${keeps(bar) ? colour : "--mark"})`);
   // Filled where the limit is kept: not by colour alone.
   if (keeps(bar)) dot.style("fill", `var(${colour})`);
-  svg.append("text").attr("x", width - 44).attr("y", y + 4).text(fixed(bar.value, 2));
+  svg.append("text").attr("x", width - 92).attr("y", y + 4).attr("font-weight", 600).text(fixed(bar.value, 2));
+  svg.append("text").attr("class", "unit").attr("x", width - 50).attr("y", y + 4).text(`${bar.at_most ? "≤" : "≥"} ${short(bar.limit)}`);
   return { x: x(bar.value), y };
 }
 

@@ -2,6 +2,10 @@
 
 const VERSION = 1; // the newest this page knows
 
+// Object.hasOwn, not `in`: a rule may be called "constructor".
+const own = (object, key) => (object && Object.hasOwn(object, key) ? object[key] : undefined);
+const list = (value) => (Array.isArray(value) ? value : []);
+
 const RULE_NAMES = {
   softmax: "softmax",
   trained: "rule of training",
@@ -13,7 +17,10 @@ const RULE_NAMES = {
   refit: "refitted polynomial",
   hard: "ceiling",
 };
-const ruleName = (rule) => RULE_NAMES[rule] ?? rule;
+const ruleName = (rule) => own(RULE_NAMES, rule) ?? rule;
+
+const RULES_IN_SENTENCES = { paper: "the paper’s rule", trained: "the rule of training", refit: "the refitted polynomial", hard: "the ceiling" };
+const ruleInSentence = (rule) => own(RULES_IN_SENTENCES, rule) ?? ruleName(rule);
 
 // Colour, dash and marker: any one of them tells curves apart.
 const LOOKS = [
@@ -27,7 +34,9 @@ const LOOKS = [
   { colour: "--c7", dash: "9 2 2 2 2 2", symbol: d3.symbolCircle },
 ];
 const RULE_LOOKS = ["softmax", "paper", "target_entropy", "target_peak", "refit", "log_length", "fixed", "trained"];
-const CEILING_LOOK = { colour: "--ink", dash: "5 4", symbol: null };
+// Wide and pale, below the curves that reach it.
+const CEILING_LOOK = { colour: "--ink", dash: null, symbol: null, wide: true };
+const LIMIT_LOOK = { colour: "--ink", dash: "5 4", symbol: null };
 const look = (index) => LOOKS[index % LOOKS.length];
 
 function ruleLook(rule, others = []) {
@@ -35,10 +44,6 @@ function ruleLook(rule, others = []) {
   const known = RULE_LOOKS.indexOf(rule);
   return look(known >= 0 ? known : RULE_LOOKS.length + others.filter((o) => !RULE_LOOKS.includes(o)).indexOf(rule));
 }
-
-// Object.hasOwn, not `in`: a rule may be called "constructor".
-const own = (object, key) => (object && Object.hasOwn(object, key) ? object[key] : undefined);
-const list = (value) => (Array.isArray(value) ? value : []);
 
 const summaryOf = (run) => list(run.results.summary).filter((size) => isNumber(size?.items));
 const modelsOf = (run) => list(run.results.models);

@@ -34,7 +34,11 @@ function fromTo(points, format, unit = "") {
   return `from ${format(first.y)}${unit} at ${plural(first.x, "item")} to ${format(last.y)}${unit} at ${count(last.x)}`;
 }
 
-const fell = (points) => (points.length > 1 && ends(points)[1].y < ends(points)[0].y ? "falls" : "goes");
+function verb(points) {
+  if (points.length < 2) return "is";
+  const [first, last] = ends(points);
+  return last.y < first.y ? "falls" : last.y > first.y ? "grows" : "goes";
+}
 const percentage = (y) => fixed(y, 1);
 
 // ---- accuracy
@@ -49,11 +53,11 @@ function addAccuracy(parent, runs, summaryOfRun = summaryOf) {
         const rule = runs.length === 1 ? (rules.includes("softmax") ? "softmax" : rules[0]) : state.rule;
         const points = pointsOf(runs[0], rule);
         const who = runs.length === 1 ? "" : `, ${runs[0].name}`;
-        return points.length ? `Accuracy under ${ruleName(rule)}${who} ${fell(points)} ${fromTo(points, percentage, " %")}` : "Accuracy";
+        return points.length ? `Accuracy under ${ruleInSentence(rule)}${who} ${verb(points)} ${fromTo(points, percentage, "\u00a0%")}` : "Accuracy";
       },
       note:
         runs.length === 1
-          ? "No temperature can lift a head above its ceiling, the accuracy of picking the largest logit, by more than luck."
+          ? "The ceiling is the accuracy of picking the largest logit: what is missing above it, no temperature brings back."
           : "Shaded: one standard deviation over heads. Choose “ceiling” for the accuracy of picking the largest logit.",
       alt: "Curves of accuracy in percent against the number of items, doubling.",
       controls,
@@ -64,12 +68,38 @@ function addAccuracy(parent, runs, summaryOfRun = summaryOf) {
   );
 }
 
+// What each rule wins, where the curves of accuracy lie close together.
+function addGains(parent, run) {
+  const rules = rulesOf(run).filter((rule) => rule !== "softmax");
+  if (rules.length === 0 || !rulesOf(run).includes("softmax")) return;
+  const gainsOf = (rule) => {
+    const plain = new Map(accuracies(summaryOf(run), "softmax").map((p) => [p.x, p.y]));
+    return accuracies(summaryOf(run), rule)
+      .filter((p) => plain.has(p.x))
+      .map((p) => ({ x: p.x, y: p.y - plain.get(p.x) }));
+  };
+  const most = rules.filter((rule) => rule !== "hard").map((rule) => ({ rule, gains: gainsOf(rule) })).filter(({ gains }) => gains.length > 0);
+  addLines(parent, {
+    id: "gains",
+    title: () => {
+      const best = most.map(({ rule, gains }) => ({ rule, ...gains[d3.scan(gains, (a, b) => b.y - a.y)] }));
+      const { rule, x, y } = best[d3.scan(best, (a, b) => b.y - a.y)] ?? {};
+      return rule ? `Over softmax, ${ruleInSentence(rule)} wins most: ${signed(fixed(y, 1))} points at ${plural(x, "item")}` : "Points won over softmax";
+    },
+    note: "The same accuracies, less that of softmax.",
+    alt: "Curves of the difference in accuracy from softmax, in points, against the number of items.",
+    x: ITEMS,
+    y: { label: "points over softmax", nice: false, domain: ([low, high]) => [Math.min(0, low) - 0.5, Math.max(1, high) + 0.5], format: (y) => signed(fixed(y, 1)) },
+    series: () => rules.map((rule) => ({ name: ruleName(rule), points: gainsOf(rule), look: ruleLook(rule, rules) })),
+  });
+}
+
 // ---- where the rest goes
 
 const PARTS = [
   ["answered", "answered correctly", "--c0"],
   ["dispersion", "lost to dispersion: weight spread over others", "--c1"],
-  ["misranking", "lost to misranking: the largest logit is another’s", "--c6"],
+  ["misranking", "lost to misranking: the largest logit is another’s", "--rest"],
 ];
 
 function addLosses(parent, runs) {
@@ -89,7 +119,7 @@ function addLosses(parent, runs) {
       const last = values()[values().length - 1];
       if (!last) return "Where accuracy is lost";
       return (
-        `Under ${ruleName(state.rule)}, sets of ${plural(last.items, "item")} lose ${fixed(last.misranking, 1)} points ` +
+        `Under ${ruleInSentence(state.rule)}, sets of ${plural(last.items, "item")} lose ${fixed(last.misranking, 1)} points ` +
         `to misranking and ${fixed(last.dispersion, 1).replace("-", "−")} to dispersion`
       );
     },
@@ -126,7 +156,7 @@ function drawLosses(svg, width, values) {
     shorten(item.append("text").attr("x", 32).attr("y", 4).text(name), width - 32);
     legend += LEGEND_ROW;
   });
-  const top = legend + 26;
+  const top = legend + 34;
   const height = top + Math.max(190, Math.min(300, Math.round(width * 0.36))) + MARGIN.bottom;
   svg.attr("height", height);
   const x = d3
@@ -184,15 +214,15 @@ function addEntropy(parent, runs) {
   const uniform = () => ({
     name: "spread evenly: ln n",
     points: [...new Set(runs.flatMap((run) => summaryOf(run).map((size) => size.items)))].sort(d3.ascending).map((x) => ({ x, y: Math.log(x) })),
-    look: CEILING_LOOK,
+    look: LIMIT_LOOK,
   });
   addWithRule(runs, rules, ["softmax"], (state, controls) =>
     addLines(parent, {
       id: "entropy",
       title: () => {
         const points = pointsOf(runs[0], runs.length === 1 ? "softmax" : state.rule);
-        const under = runs.length === 1 ? "Entropy of softmax" : `Entropy under ${ruleName(state.rule)}, ${runs[0].name},`;
-        return points.length ? `${under} goes ${fromTo(points, short, " nats")}` : "Entropy against size";
+        const under = runs.length === 1 ? "Entropy of softmax" : `Entropy under ${ruleInSentence(state.rule)}, ${runs[0].name},`;
+        return points.length ? `${under} ${verb(points)} ${fromTo(points, short, "\u00a0nats")}` : "Entropy against size";
       },
       note: "Softmax is before, the rules are after: what each leaves of the entropy. Means over sets and heads.",
       alt: "Curves of mean entropy in nats against the number of items.",
@@ -235,7 +265,7 @@ function addFit(parent, runs) {
   const curve = (polynomial, from, to) =>
     d3.range(0, 121).map((i) => from + ((to - from) * i) / 120).map((x) => ({ x, y: polynomialBeta(polynomial, x) }));
   const series = () => [
-    { name: "paper’s polynomial", points: curve(PAPER, 0, reach), look: { ...LOOKS[1], dash: "7 3" }, smooth: true, read: true },
+    { name: "paper’s polynomial", points: curve(PAPER, 0, reach), look: runs.length === 1 ? LOOKS[1] : LIMIT_LOOK, smooth: true, read: true },
     ...fits.flatMap(({ run, i, fit }) => {
       const name = runs.length === 1 ? "this run’s" : run.name;
       const l = { ...(runs.length === 1 ? LOOKS[4] : look(i)), dash: null };
@@ -251,14 +281,15 @@ function addFit(parent, runs) {
     id: "fit",
     title: () =>
       runs.length === 1 && isNumber(first?.r_squared)
-        ? `Entropy says little about the best temperature: the fit explains ${percent(first.r_squared)} % of its variance`.replace(
+        ? `Entropy says little about the best temperature: the fit explains ${percent(first.r_squared)}\u00a0% of its variance`.replace(
             "says little",
             first.r_squared < 0.3 ? "says little" : "says something",
           )
         : "The inverse temperature that each fit gives an entropy",
     note:
-      "A dot is a set that softmax misranks: its entropy and the β that would have served it best. Ours ends at the last " +
-      "entropy that was fitted and keeps its value beyond; the paper’s switches itself off above 5.9 nats. First head of a run.",
+      (dots().length ? "A dot is a set that softmax misranks: its entropy and the β that would have served it best. " : "") +
+      "A fit of ours keeps its value beyond the last entropy it saw; the paper’s switches itself off above 5.9 nats. " +
+      "First head of a run.",
     alt: "Scatter of the best inverse temperature against entropy, with two polynomials.",
     x: { label: "entropy, nats", domain: () => [0, reach], nice: false, title: (h) => `entropy ${fixed(h, 2)} nats` },
     y: { label: "inverse temperature β", log: true, format: (b) => fixed(b, 2) },
@@ -291,12 +322,12 @@ function addLargestWeight(parent, runs) {
     id: "largest-weight",
     title: () => {
       const points = mean(runs[0]);
-      return points.length ? `The largest weight of softmax ${fell(points)} ${fromTo(points, short)}` : "Largest weight against size";
+      return points.length ? `The largest weight of softmax ${verb(points)} ${fromTo(points, short)}` : "Largest weight against size";
     },
     note: "The bounds hold for every row of the spread that was measured: as n grows, no key can stay above them.",
     alt: "Curves of the largest weight in a set against the number of items, with upper bounds.",
     x: ITEMS,
-    y: { label: "largest weight", log: true, domain: ([low]) => [low, 1] },
+    y: { label: "largest weight", log: true, domain: ([low]) => [low / 1.15, 1.05] },
     series,
   });
 }
@@ -319,7 +350,7 @@ function addCalibrated(parent, runs) {
     title: () => {
       const [before, after] = [last(summaryOf(run)), last(list(calibrated[versions[0]]))];
       if (!before || !after) return "Accuracy of calibrated heads";
-      return `With calibrated keys, ${ruleName(state.rule)} answers ${fixed(after.y, 1)} % of sets of ${plural(after.x, "item")}, not ${fixed(before.y, 1)} %`;
+      return `With calibrated keys, ${ruleInSentence(state.rule)} answers ${fixed(after.y, 1)}\u00a0% of sets of ${plural(after.x, "item")}, not ${fixed(before.y, 1)}\u00a0%`;
     },
     note: "Calibration makes the keys blind to what isn’t priority, so that misranking goes; a rule then takes away dispersion.",
     alt: "Curves of accuracy against the number of items, before and after calibration.",
@@ -372,6 +403,6 @@ function addTraining(parent, runs) {
     "training-accuracy",
     2,
     { label: "accuracy on training sets, share", domain: () => [Math.min(low ?? 0, 0.9), 1], format: (y) => fixed(y, 3) },
-    `Accuracy while training: ${percent(end(2))} % at the end`,
+    `Accuracy while training: ${percent(end(2))}\u00a0% at the end`,
   );
 }

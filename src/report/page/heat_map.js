@@ -1,15 +1,13 @@
 // Where the weights go: 32 sets a panel, one a row, their 16 items of largest priority, the largest first. What a
-// head should do is one dark column at the left.
+// head should do is one strong column at the left.
 
 function addHeatMap(parent, runs) {
   const mapped = runs.filter((run) => framesOf(run).length > 0);
   if (mapped.length === 0) return;
   const sizes = framesOf(mapped[0]).map((frame) => frame.items);
   const rules = [...new Set(mapped.flatMap((run) => framesOf(run).flatMap((f) => Object.keys(f.rules))))];
-  const state = {
-    size: sizes.length - 1,
-    rule: ["paper", "target_entropy", ...rules].find((rule) => rules.includes(rule) && rule !== "softmax") ?? rules[0],
-  };
+  const rule = ["paper", "target_entropy", ...rules].find((r) => rules.includes(r) && r !== "softmax") ?? rules[0];
+  const state = { size: tellingSize(mapped[0], rule, sizes), rule };
   const panels = () =>
     mapped.length === 1
       ? ["softmax", state.rule].map((rule) => panelOf(mapped[0], rule, sizes[state.size], ruleName(rule)))
@@ -31,7 +29,7 @@ function addHeatMap(parent, runs) {
     id: "heat-map",
     title: () => heatTitle(panels(), sizes[state.size]),
     note:
-      "One row a set, one column an item, the largest at the left: a sharp head is one dark column. " +
+      "One row a set, one column an item, the largest at the left: a sharp head is one strong column. " +
       "Weights of the first head of a run.",
     alt: () => panels().map((p) => `${p.name}: the largest item gets ${short(p.first)} on average.`).join(" "),
     controls: [
@@ -51,17 +49,29 @@ function addHeatMap(parent, runs) {
   });
 }
 
+// The size at which softmax and the rule differ most in what the largest item gets.
+function tellingSize(run, rule, sizes) {
+  const difference = sizes.map((items) => {
+    const [plain, ruled] = ["softmax", rule].map((r) => panelOf(run, r, items, r).first);
+    return isNumber(plain) && isNumber(ruled) ? Math.abs(ruled - plain) : -1;
+  });
+  return d3.scan(difference, d3.descending);
+}
+
+// Square roots, so that small weights are still seen.
+const shade = (weight) => Math.sqrt(Math.min(1, weight));
+
 const framesOf = (run) =>
   list(run.results.heat_map?.frames).filter((f) => isNumber(f?.items) && f.rules && Object.keys(f.rules).length > 0);
 
 function panelOf(run, rule, items, name) {
   const frame = framesOf(run).find((f) => f.items === items);
   const weights = list(own(frame?.rules, rule)).map(list);
-  return { name, weights, first: d3.mean(weights, (row) => row[0]) };
+  return { name, label: name === ruleName(rule) ? `under ${ruleInSentence(rule)}` : `in ${name}`, weights, first: d3.mean(weights, (row) => row[0]) };
 }
 
 function heatTitle(panels, items) {
-  const said = panels.filter((p) => isNumber(p.first)).map((p) => `${percent(p.first)} % under ${p.name}`);
+  const said = panels.filter((p) => isNumber(p.first)).map((p) => `${percent(p.first)}\u00a0% ${p.label}`);
   return `Of ${plural(items, "item")}, the largest gets ${said.join(", ")}`;
 }
 
@@ -80,8 +90,8 @@ function heatRows(runs) {
 function drawHeat(svg, width, panels) {
   const gap = 24;
   const across = Math.max(1, Math.min(panels.length, width < 480 ? 2 : 4));
-  const side = Math.min(380, (width - gap * (across - 1)) / across);
-  const tall = Math.min(400, Math.max(220, side * 1.15));
+  const side = Math.min(560, (width - gap * (across - 1)) / across);
+  const tall = Math.min(420, Math.max(240, side * 1.1));
   const boxes = panels.map((panel, i) => ({
     panel,
     left: (i % across) * (side + gap),
@@ -89,8 +99,8 @@ function drawHeat(svg, width, panels) {
   }));
   boxes.forEach((box) => drawPanel(svg, box, side, tall));
   const bottom = 22 + Math.ceil(panels.length / across) * (tall + 60) - 60;
-  drawHeatScale(svg, width, bottom + 44);
-  svg.attr("height", bottom + 76);
+  drawHeatScale(svg, width, bottom + 34);
+  svg.attr("height", bottom + 64);
   return heatTargets(boxes, side, tall);
 }
 
@@ -110,7 +120,7 @@ function drawPanel(svg, { panel, left, top }, side, tall) {
         .attr("y", (s * tall) / rows)
         .attr("width", Math.max(1, side / columns - 0.6))
         .attr("height", Math.max(1, tall / rows - 0.6))
-        .attr("fill-opacity", Math.min(1, weight));
+        .attr("fill-opacity", fixed(shade(weight), 3));
     });
   });
   if (panel.weights.length === 0) group.append("text").attr("class", "unit").attr("x", 8).attr("y", 20).text("not in these results");
@@ -119,14 +129,16 @@ function drawPanel(svg, { panel, left, top }, side, tall) {
 }
 
 function drawHeatScale(svg, width, y) {
-  const [steps, length] = [20, Math.min(200, width - 90)];
+  const [steps, length] = [25, Math.min(220, width - 90)];
   const group = svg.append("g").attr("transform", `translate(0,${y})`);
   group.append("rect").attr("class", "zero").attr("width", length).attr("height", 10);
   for (let i = 0; i < steps; ++i) {
-    group.append("rect").attr("class", "cell").attr("x", (i * length) / steps).attr("width", length / steps).attr("height", 10).attr("fill-opacity", (i + 0.5) / steps);
+    group.append("rect").attr("class", "cell").attr("x", (i * length) / steps).attr("width", length / steps + 0.3).attr("height", 10).attr("fill-opacity", (i + 0.5) / steps);
   }
-  group.append("text").attr("class", "unit").attr("y", 25).text("0");
-  group.append("text").attr("class", "unit").attr("x", length).attr("y", 25).attr("text-anchor", "end").text("1");
+  for (const weight of [0, 0.05, 0.2, 0.5, 1]) {
+    const anchor = weight === 0 ? "start" : weight === 1 ? "end" : "middle";
+    group.append("text").attr("class", "unit").attr("x", shade(weight) * length).attr("y", 25).attr("text-anchor", anchor).text(short(weight));
+  }
   group.append("text").attr("class", "unit").attr("x", length + 8).attr("y", 10).text("weight");
 }
 

@@ -28,7 +28,7 @@ function drawLines(svg, width, spec) {
   const series = spec.series().filter((s) => s.points.length > 0);
   const dots = spec.dots?.() ?? [];
   const legend = drawLegend(svg, series.filter((s) => !s.unlisted), width, spec.dotsName);
-  const top = legend + 26;
+  const top = legend + 34;
   const height = top + Math.max(190, Math.min(340, Math.round(width * 0.42))) + MARGIN.bottom;
   svg.attr("height", height);
   const all = [...series.flatMap((s) => s.points), ...dots];
@@ -41,7 +41,7 @@ function drawLines(svg, width, spec) {
   drawAxes(svg, spec, x, y, { width, height, top, values: [...new Set(all.map((p) => p.x))].sort(d3.ascending) });
   drawDots(svg, dots, x, y);
   series.filter((s) => s.band).forEach((s) => drawBand(svg, s, x, y));
-  series.forEach((s) => drawCurve(svg, s, x, y));
+  [...series].sort((a, b) => Boolean(b.look.wide) - Boolean(a.look.wide)).forEach((s) => drawCurve(svg, s, x, y));
   return lineTargets(spec, series, x, y, { top, bottom: height - MARGIN.bottom });
 }
 
@@ -56,6 +56,7 @@ function scaleOf(axis, values, range) {
   }
   if (!(low > 0)) [low, high] = [0.5, 2];
   if (low === high) [low, high] = [low / 2, high * 2];
+  if (!axis.sizes && !axis.domain) [low, high] = [low / 1.15, high * 1.15];
   return d3.scaleLog().base(axis.base ?? 10).domain([low, high]).range(range).clamp(true);
 }
 
@@ -71,6 +72,7 @@ function sizeTicks(values, scale, room) {
 function logTicks(scale) {
   const [low, high] = scale.domain();
   const decades = Math.log10(high / low);
+  if (decades < 0.6) return d3.ticks(low, high, 5);
   const steps = decades > 4 ? [1] : decades > 1.5 ? [1, 3] : [1, 2, 3, 5, 7];
   const ticks = [];
   const every = Math.max(1, Math.ceil(decades / 6));
@@ -136,6 +138,8 @@ function drawBand(svg, series, x, y) {
   svg.append("path").attr("class", "band").style("fill", `var(${series.look.colour})`).attr("d", area(series.points));
 }
 
+const curveClass = ({ thin, look: l }) => `curve${thin ? " thin" : ""}${l.wide ? " wide" : ""}`;
+
 function drawCurve(svg, series, x, y) {
   const { colour, dash, symbol } = series.look;
   const drawn = series.points.filter((p) => isNumber(x(p.x)) && isNumber(y(p.y)));
@@ -145,12 +149,13 @@ function drawCurve(svg, series, x, y) {
     .y((p) => y(p.y));
   svg
     .append("path")
-    .attr("class", series.thin ? "curve thin" : "curve")
+    .attr("class", curveClass(series))
     .attr("data-name", series.name)
     .style("stroke", `var(${colour})`)
     .attr("stroke-dasharray", series.thin ? null : dash)
     .attr("d", line(drawn));
-  if (!symbol || series.thin || series.smooth || drawn.length > 40) return;
+  const alone = drawn.length === 1; // no line to see
+  if (!alone && (!symbol || series.thin || series.smooth || drawn.length > 40)) return;
   svg
     .append("g")
     .selectAll("path")
@@ -158,7 +163,7 @@ function drawCurve(svg, series, x, y) {
     .join("path")
     .attr("class", "marker")
     .style("stroke", `var(${colour})`)
-    .attr("d", d3.symbol().type(symbol).size(38))
+    .attr("d", d3.symbol().type(symbol ?? d3.symbolCircle).size(38))
     .attr("transform", (p) => `translate(${x(p.x)},${y(p.y)})`);
 }
 
@@ -176,9 +181,10 @@ function drawLegend(svg, series, width, dotsName) {
     left += needed + 18;
   };
   if (series.length === 1 && !dotsName) return 0; // the title says what it is
-  for (const { name, look: l, smooth } of series) {
+  for (const s of series) {
+    const { name, look: l, smooth } = s;
     place(name, (item) => {
-      item.append("path").attr("class", "curve").style("stroke", `var(${l.colour})`).attr("stroke-dasharray", l.dash).attr("d", "M0,0H25");
+      item.append("path").attr("class", curveClass(s)).style("stroke", `var(${l.colour})`).attr("stroke-dasharray", l.dash).attr("d", "M0,0H25");
       if (l.symbol && !smooth) {
         item.append("path").attr("class", "marker").style("stroke", `var(${l.colour})`).attr("d", d3.symbol().type(l.symbol).size(34)).attr("transform", "translate(12.5,0)");
       }

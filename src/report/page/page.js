@@ -30,13 +30,13 @@ function runHeadline(run) {
   if (!best) return [["Heads that retrieve the largest item"], "These results hold no rule beside softmax."];
   const p = best.entry.against_softmax?.p;
   const headline = [
-    `Of sets of ${count(best.items)} items, ${ruleName(rule)} answers ${percent(best.entry.accuracy)} % and softmax ${percent(best.plain.accuracy)} %: `,
+    `Of sets of ${count(best.items)} items, ${ruleInSentence(rule)} answers ${percent(best.entry.accuracy)}\u00a0% and softmax ${percent(best.plain.accuracy)}\u00a0%: `,
     element("strong", {}, `${points(best.gain)} points`),
     isNumber(p) ? `, p = ${pValue(p)}` : "",
   ];
   const below =
     `The largest difference of ${plural(summaryOf(run).length, "size")}, ${plural(modelsOf(run).length, "head")}.` +
-    (isNumber(best.ceiling?.accuracy) ? ` The ceiling of these heads, whatever the temperature, is ${percent(best.ceiling.accuracy)} % there.` : "");
+    (isNumber(best.ceiling?.accuracy) ? ` The ceiling of these heads, whatever the temperature, is ${percent(best.ceiling.accuracy)}\u00a0% there.` : "");
   return [headline, below];
 }
 
@@ -49,7 +49,7 @@ function comparisonHeadline(data) {
   if (!rule || found.length === 0) return [[`${plural(data.runs.length, "run")} side by side`], names];
   const { c, items, test } = found[d3.scan(found, (a, b) => Math.abs(b.test.difference) - Math.abs(a.test.difference))];
   const headline = [
-    `At ${count(items)} items under ${ruleName(rule)}, ${data.runs[c.run].name} differs from ${data.runs[c.against].name} by `,
+    `At ${count(items)} items under ${ruleInSentence(rule)}, ${data.runs[c.run].name} differs from ${data.runs[c.against].name} by `,
     element("strong", {}, `${points(test.difference)} points`),
     isNumber(test.p) ? `, p = ${pValue(test.p)}` : "",
   ];
@@ -67,6 +67,7 @@ function drawReproductions(data) {
   if (runs.some((run) => framesOf(run).length > 0)) addHeatMap(section("Where the weights go"), runs);
   const accuracy = section("Accuracy against size");
   addAccuracy(accuracy, runs);
+  if (one) addGains(accuracy, runs[0]);
   if (one) addRuleTable(accuracy, runs[0]);
   addLosses(accuracy, runs);
   const sharpness = section("Sharpness against size");
@@ -100,9 +101,9 @@ function drawPage() {
 
 drawPage();
 
-// `whet report --format svg` reads the figures from here: every < is written so that no markup is left.
+// `whet report --format svg` reads the figures from here: as JSON without markup.
 if (location.hash === "#svg") {
   const files = FIGURES.map((figure) => ({ name: `${figure.id}.svg`, svg: figure.export(760) }));
-  const json = JSON.stringify(files).replace(/[<>&]/g, (c) => `\\u00${c.charCodeAt(0).toString(16)}`);
+  const json = JSON.stringify(files).replace(/[<>&\u0080-\uffff]/g, (c) => `\\u${c.charCodeAt(0).toString(16).padStart(4, "0")}`);
   document.body.replaceChildren(element("pre", { id: "svg" }, json));
 }

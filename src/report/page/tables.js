@@ -10,7 +10,7 @@ function table(caption, head, rows) {
   const made = element(
     "table",
     {},
-    element("caption", {}, caption),
+    element("caption", {}, element("span", {}, caption)),
     element("thead", {}, ...heads.map((row) => element("tr", {}, ...row.map(cell("th"))))),
     element("tbody", {}, ...rows.map((row) => element("tr", {}, ...row.map(cell("td"))))),
   );
@@ -176,9 +176,16 @@ function addOrigin(parent, runs) {
     if (runs.length > 1) parent.append(element("h3", {}, run.name));
     const { seed: ignored, ...recipe } = modelsOf(run)[0]?.recipe ?? {};
     const seeds = modelsOf(run).map((model) => model.seed).join(", ");
-    parent.append(facts({ ...run.results.made, seeds, ...prefixed("recipe: ", recipe), ...prefixed("evaluation: ", run.results.options ?? {}) }));
+    const group = (title, object) => element("div", {}, element("h4", {}, title), facts(object));
+    parent.append(
+      element(
+        "div",
+        { class: "facts" },
+        group("Run", { ...run.results.made, seeds }),
+        group("Recipe", recipe),
+        run.results.options ? group("Evaluation", run.results.options) : null,
+      ),
+    );
     addHeadTable(parent, run);
   }
 }
-
-const prefixed = (prefix, object) => Object.fromEntries(Object.entries(object).map(([key, value]) => [prefix + key, value]));

@@ -1,0 +1,45 @@
+// The page carries any data, and no data can leave the place it has.
+#include "report/page.h"
+
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace whet::report {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+// What stands in the page's element for data.
+std::string data_in(const std::string& page) {
+  const std::string begin = "<script type=\"application/json\" id=\"data\">";
+  const std::size_t from = page.find(begin) + begin.size();
+  return page.substr(from, page.find("</script>", from) - from);
+}
+
+TEST(Page, CarriesItsDataAndNothingToFillIn) {
+  const Json data = page_data({{"run", {{"kind", "reproduction"}}}}, Json());
+  const std::string page = html_page(data);
+  EXPECT_EQ(Json::parse(data_in(page)), data);
+  for (const char* place : {"@data@", "@d3@", "@scripts@", "@licence@", "@page.css@"}) {
+    EXPECT_EQ(page.find(place), page.npos) << place;
+  }
+  EXPECT_NE(page.find("Mike Bostock"), page.npos);
+}
+
+TEST(Page, LetsNoNameOut) {
+  const Json data = page_data({{"</script><!--\xe2\x80\xa8&@data@", Json::object()}}, Json());
+  const std::string text = data_in(html_page(data));
+  EXPECT_EQ(text.find_first_of("<>&"), text.npos);
+  EXPECT_EQ(text.find("\xe2\x80\xa8"), text.npos);
+  EXPECT_EQ(Json::parse(text), data);
+}
+
+TEST(Page, TakesNamesThatAreNoText) {
+  const Json data = page_data({{"\xff", Json::object()}}, Json());
+  EXPECT_EQ(Json::parse(data_in(html_page(data))).at("runs").at(0).at("name"), "\xef\xbf\xbd");
+}
+
+}  // namespace
+}  // namespace whet::report

@@ -1,0 +1,174 @@
+"""whet report from outside: its formats, its defaults, and files it must refuse. The page itself: tests/browser."""
+
+import json
+import os
+import re
+import shutil
+
+import pytest
+from command import names, ok, refused, run
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Two experiments that share two seeds and two sizes."""
+    folder = tmp_path_factory.mktemp("report")
+    for name, steps, sizes in (("a", 100, "16,64"), ("b", 200, "16,64,128")):
+        result = run("reproduce", folder / name, "--seeds", 2, "--steps", steps, "--sizes", sizes, "--sets", 32, "--batch", 8,
+                     "--no-calibration")
+        assert result.returncode == 0, result.stderr
+        assert f"Open {folder / name}/report.html in a browser.\n" in result.stderr
+    return folder
+
+
+@pytest.fixture
+def here_with_runs(here, runs):
+    shutil.copytree(runs, here, dirs_exist_ok=True)
+    return here
+
+
+def data_of(page):
+    """What a page carries, read as a browser would."""
+    return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text(), re.S).group(1))
+
+
+# ---- what it writes
+
+
+def test_the_page_of_a_run_is_the_one_its_command_left(here_with_runs):
+    left = (here_with_runs / "a/report.html").read_bytes()
+    os.remove("a/report.html")
+    assert ok("report", "a") == "Open a/report.html in a browser.\n"
+    assert (here_with_runs / "a/report.html").read_bytes() == left
+    results = json.loads((here_with_runs / "a/results.json").read_text())
+    assert data_of(here_with_runs / "a/report.html") == {"runs": [{"name": "a", "results": results}], "comparison": None}
+
+
+def test_a_file_is_as_good_as_its_folder(here_with_runs):
+    page = (here_with_runs / "a/report.html").read_bytes()
+    ok("report", "a/results.json", "--out", "page.html")
+    assert (here_with_runs / "page.html").read_bytes() == page
+    shutil.copy("a/results.json", "mine.json")
+    assert ok("report", "mine.json") == "Open report.html in a browser.\n"
+    assert data_of(here_with_runs / "report.html")["runs"][0]["name"] == "mine"
+
+
+def test_several_runs_are_paired_by_seed(here_with_runs):
+    assert ok("report", "a", "b") == "Open report.html in a browser.\n"
+    data = json.loads(ok("report", "a", "b", "--format", "json"))
+    assert data == data_of(here_with_runs / "report.html")
+    (comparison,) = data["comparison"]
+    assert (comparison["run"], comparison["against"], comparison["seeds"]) == (1, 0, 2)
+    assert [size["items"] for size in comparison["sizes"]] == [16, 64]
+    for i, size in enumerate(comparison["sizes"]):
+        for rule, test in size["rules"].items():
+            a, b = ([m["sizes"][i]["rules"][rule]["accuracy"] for m in run["results"]["models"]] for run in data["runs"])
+            assert test["difference"] == pytest.approx((b[0] - a[0] + b[1] - a[1]) / 2)
+            assert test["low"] <= test["difference"] <= test["high"]
+
+
+def test_runs_without_a_common_seed_have_no_test(here_with_runs):
+    results = json.loads((here_with_runs / "b/results.json").read_text())
+    for model in results["models"]:
+        model["seed"] += 100
+    (here_with_runs / "other.json").write_text(json.dumps(results))
+    (comparison,) = json.loads(ok("report", "a", "other.json", "--format", "json"))["comparison"]
+    assert comparison["seeds"] == 0
+    test = comparison["sizes"][0]["rules"]["softmax"]
+    assert test["p"] is None and test["difference"] is not None
+    assert "no seed in common" in ok("report", "a", "other.json", "--format", "md")
+
+
+def test_tables_of_one_run_and_of_several(here_with_runs):
+    assert ok("report", "a", "--format", "md") == (here_with_runs / "a/tables.md").read_text()
+    text = ok("report", "a", "b", "--format", "md")
+    assert text.startswith("## b against a, % of sets; difference in points, paired over 2 seeds\n\n### softmax\n")
+    assert ok("report", "a", "b", "--format", "md", "--out", "c.md") == "" and (here_with_runs / "c.md").read_text() == text
+
+
+def test_folders_of_the_same_name_are_told_apart(here_with_runs):
+    shutil.copytree("b", "old/a")
+    data = json.loads(ok("report", "a", "old/a", "--format", "json"))
+    assert [run["name"] for run in data["runs"]] == ["a", "old/a"]
+
+
+def test_figures_become_files(here_with_runs):
+    assert ok("report", "a", "--format", "svg") == "9 figures are in a/figures.\n"
+    assert names("a/figures") == [f"{n}.svg" for n in (
+        "accuracy", "entropy", "fit", "gains", "heat-map", "largest-weight", "losses", "training-accuracy", "training-loss")]
+    for name in names("a/figures"):
+        text = (here_with_runs / "a/figures" / name).read_text()
+        assert text.startswith("<svg ") and text.endswith("</svg>\n") and "<title>" in text
+
+
+def test_without_a_browser_figures_are_refused_in_a_sentence(here_with_runs):
+    refused(1, "report", "a", "--format", "svg", saying="none is installed here: install chromium", env={**os.environ, "PATH": "/nowhere"})
+    assert "figures" not in names("a")
+
+
+# ---- what it refuses
+
+
+def changed(**fields):
+    def change(results):
+        for name, value in fields.items():
+            if value is None:
+                del results[name]
+            else:
+                results[name] = value
+        return json.dumps(results)
+
+    return change
+
+
+@pytest.mark.parametrize("content, saying", [
+    (lambda results: json.dumps(results)[:5000], "x.json: is not JSON from byte 5001 on, maybe cut short"),
+    (lambda results: "", "is not JSON from byte 1 on"),
+    (lambda results: '{"loss": 1}', 'is not from whet: it has no "schema": "whet results"'),
+    (lambda results: "[]", "is not from whet"),
+    (lambda results: "3", "is not from whet"),
+    (lambda results: "[" * 100_000, "is nested deeper than any results of whet"),
+    (changed(version=2), "holds results of version 2, this whet knows versions up to 1; use a newer whet"),
+    (changed(version="1"), "does not say which version"),
+    (changed(kind="weather"), 'holds results of kind "weather", must be reproduction or benchmark'),
+    (changed(summary=None), "has no list 'summary'"),
+    (changed(summary=[{"items": 3}]), "has a size in 'summary' without 'items' or 'rules'"),
+    (changed(models=[]), "has no list 'models'"),
+    (changed(models=[{"seed": 1}]), "has a head in 'models' without 'seed' or 'sizes'"),
+    (changed(kind="benchmark"), "has no list 'sections'"),
+])
+def test_files_that_are_no_results_are_refused(here_with_runs, content, saying):
+    (here_with_runs / "x.json").write_text(content(json.loads((here_with_runs / "a/results.json").read_text())))
+    for options in ([], ["--format", "md"], ["--format", "json"], ["--format", "svg"]):
+        refused(1, "report", "x.json", *options, saying=saying)
+    assert names(here_with_runs) == ["a", "b", "x.json"]
+
+
+def test_older_versions_are_drawn(here_with_runs):
+    (here_with_runs / "x.json").write_text(changed(version=0)(json.loads((here_with_runs / "a/results.json").read_text())))
+    ok("report", "x.json")
+
+
+def test_wrong_use_is_named(here_with_runs):
+    refused(1, "report", "nowhere", saying="nowhere: cannot open")
+    (here_with_runs / "empty").mkdir()
+    refused(1, "report", "empty", saying="empty: holds no results.json; 'whet reproduce'")
+    refused(2, "report", "a", "a", saying="DIR: has a twice")
+    refused(2, "report", "a", "--format", "pdf", saying="--format")
+    refused(2, "report", saying="DIR")
+    refused(1, "report", "a", "--out", "nowhere/page.html", saying="nowhere/page.html: cannot")
+    bench = {"schema": "whet results", "version": 1, "kind": "benchmark", "sections": []}
+    (here_with_runs / "bench.json").write_text(json.dumps(bench))
+    refused(2, "report", "a", "bench.json", saying='DIR: has results of kind "reproduction" in a and "benchmark" in bench.json')
+    refused(2, "report", "bench.json", "--format", "md", saying="--format: is 'md'")
+    assert "Example" in ok("report", "--help")
+
+
+def test_names_with_markup_stay_inside_the_data(here_with_runs):
+    results = json.loads((here_with_runs / "a/results.json").read_text())
+    results["made"]["machine"] = "</script><script>alert(1)</script>\u2028&amp;"
+    (here_with_runs / "x.json").write_text(json.dumps(results))
+    ok("report", "x.json", "--out", "page.html")
+    text = (here_with_runs / "page.html").read_text()
+    assert "alert(1)</script>" not in text and "\u2028" not in text
+    assert data_of(here_with_runs / "page.html")["runs"][0]["results"] == results
