@@ -45,6 +45,7 @@ function addFigure(parent, spec) {
       svg.selectAll("*").remove();
       svg.attr("width", width);
       hover.show(spec.draw(svg, width) ?? null);
+      svg.attr("viewBox", `0 0 ${width} ${svg.attr("height")}`); // paper may be narrower
     },
     // In light colours, with every style written out: the file stands alone.
     export(width) {
@@ -148,7 +149,6 @@ function standalone(svg, title, description) {
   copy.querySelectorAll(".cursor").forEach((node) => node.remove());
   const [width, height] = [svg.getAttribute("width"), svg.getAttribute("height")];
   copy.removeAttribute("aria-hidden");
-  copy.setAttribute("viewBox", `0 0 ${width} ${height}`);
   const make = (name, content, attributes = {}) => {
     const node = document.createElementNS("http://www.w3.org/2000/svg", name);
     node.textContent = content;

@@ -101,6 +101,10 @@ function drawPage() {
 
 drawPage();
 
+// Little wider than a page of paper, so that text is scaled down little.
+addEventListener("beforeprint", () => FIGURES.forEach((figure) => figure.redraw(760)));
+addEventListener("afterprint", () => FIGURES.forEach((figure) => figure.redraw()));
+
 // `whet report --format svg` reads the figures from here: as JSON without markup.
 if (location.hash === "#svg") {
   const files = FIGURES.map((figure) => ({ name: `${figure.id}.svg`, svg: figure.export(760) }));
