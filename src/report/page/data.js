@@ -46,7 +46,7 @@ function ruleLook(rule, others = []) {
 }
 
 const summaryOf = (run) => list(run.results.summary).filter((size) => isNumber(size?.items));
-const modelsOf = (run) => list(run.results.models);
+const modelsOf = (run) => list(run.results.models).filter((model) => model !== null && typeof model === "object");
 const sizesOf = (model) => list(model?.sizes).filter((size) => isNumber(size?.items));
 
 // Every rule that some size has, in the order of the file, the ceiling last.
@@ -62,8 +62,8 @@ const commonRules = (runs) => runs.map(rulesOf).reduce((a, b) => a.filter((rule)
 // Points {x, y, low, high} of a rule's accuracy, in percent.
 function accuracies(summary, rule) {
   return summary
-    .map((size) => ({ x: size.items, entry: own(size.rules, rule) }))
-    .filter(({ entry }) => isNumber(entry?.accuracy))
+    .map((size) => ({ x: size?.items, entry: own(size?.rules, rule) }))
+    .filter(({ x, entry }) => isNumber(x) && isNumber(entry?.accuracy))
     .map(({ x, entry }) => {
       const y = 100 * entry.accuracy;
       const deviation = isNumber(entry.deviation) ? 100 * entry.deviation : null;

@@ -133,6 +133,8 @@ const WRITTEN_OUT = [
   "font-family", "font-size", "font-weight", "text-anchor",
 ];
 
+const EDGE = 12;
+
 function standalone(svg, title, description) {
   const copy = svg.cloneNode(true);
   const from = svg.querySelectorAll("*");
@@ -155,7 +157,13 @@ function standalone(svg, title, description) {
     for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
     return node;
   };
-  copy.prepend(make("title", title), make("desc", description), make("rect", "", { width, height, fill: "#ffffff" }));
+  // Some air around what fills its figure to the edge.
+  const [wide, tall] = [Number(width) + 2 * EDGE, Number(height) + 2 * EDGE];
+  copy.setAttribute("width", wide);
+  copy.setAttribute("height", tall);
+  copy.setAttribute("viewBox", `${-EDGE} ${-EDGE} ${wide} ${tall}`);
+  const ground = make("rect", "", { x: -EDGE, y: -EDGE, width: wide, height: tall, fill: "#ffffff" });
+  copy.prepend(make("title", title), make("desc", description), ground);
   return new XMLSerializer().serializeToString(copy) + "\n";
 }
 

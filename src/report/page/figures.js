@@ -52,20 +52,30 @@ function addAccuracy(parent, runs, summaryOfRun = summaryOf) {
       title: () => {
         const rule = runs.length === 1 ? (rules.includes("softmax") ? "softmax" : rules[0]) : state.rule;
         const points = pointsOf(runs[0], rule);
-        const who = runs.length === 1 ? "" : `, ${runs[0].name}`;
-        return points.length ? `Accuracy under ${ruleInSentence(rule)}${who} ${verb(points)} ${fromTo(points, percentage, "\u00a0%")}` : "Accuracy";
+        const who = runs.length === 1 ? "" : ` of ${runs[0].name}`;
+        return points.length ? `Accuracy${who} under ${ruleInSentence(rule)} ${verb(points)} ${fromTo(points, percentage, "\u00a0%")}` : "Accuracy";
       },
       note:
         runs.length === 1
           ? "The ceiling is the accuracy of picking the largest logit: what is missing above it, no temperature brings back."
-          : "Shaded: one standard deviation over heads. Choose “ceiling” for the accuracy of picking the largest logit.",
+          : "Shaded: one standard deviation over heads. Wide lines: the ceiling of each run, the accuracy of picking the largest logit.",
       alt: "Curves of accuracy in percent against the number of items, doubling.",
       controls,
       x: ITEMS,
       y: { label: "accuracy, % of sets", domain: () => [0, 100], format: percentage },
-      series: () => ruleCurves(runs, state, rules, pointsOf),
+      series: () => [...ruleCurves(runs, state, rules, pointsOf), ...ceilings(runs, state, rules, pointsOf)],
     }),
   );
+}
+
+// Of several runs, each in the run's colour.
+function ceilings(runs, state, rules, pointsOf) {
+  if (runs.length === 1 || state.rule === "hard" || !rules.includes("hard")) return [];
+  return runs.map((run, i) => ({
+    name: `${run.name}, ceiling`,
+    points: pointsOf(run, "hard"),
+    look: { ...CEILING_LOOK, colour: look(i).colour },
+  }));
 }
 
 // What each rule wins, where the curves of accuracy lie close together.
@@ -118,8 +128,9 @@ function addLosses(parent, runs) {
     title: () => {
       const last = values()[values().length - 1];
       if (!last) return "Where accuracy is lost";
+      const where = runs.length === 1 ? "Under" : `In ${runs[state.run].name} under`;
       return (
-        `Under ${ruleInSentence(state.rule)}, sets of ${plural(last.items, "item")} lose ${fixed(last.misranking, 1)} points ` +
+        `${where} ${ruleInSentence(state.rule)}, sets of ${plural(last.items, "item")} lose ${fixed(last.misranking, 1)} points ` +
         `to misranking and ${fixed(last.dispersion, 1).replace("-", "−")} to dispersion`
       );
     },
@@ -221,7 +232,7 @@ function addEntropy(parent, runs) {
       id: "entropy",
       title: () => {
         const points = pointsOf(runs[0], runs.length === 1 ? "softmax" : state.rule);
-        const under = runs.length === 1 ? "Entropy of softmax" : `Entropy under ${ruleInSentence(state.rule)}, ${runs[0].name},`;
+        const under = runs.length === 1 ? "Entropy of softmax" : `Entropy of ${runs[0].name} under ${ruleInSentence(state.rule)}`;
         return points.length ? `${under} ${verb(points)} ${fromTo(points, short, "\u00a0nats")}` : "Entropy against size";
       },
       note: "Softmax is before, the rules are after: what each leaves of the entropy. Means over sets and heads.",
@@ -262,10 +273,11 @@ function addFit(parent, runs) {
     ...dots().map((p) => p.x),
     ...runs.flatMap((run) => meansOverHeads(run, (size) => size.entropy).map((p) => p.y)),
   );
+  const grid = [...d3.range(0, 121).map((i) => (reach * i) / 120), ...fits.map(({ fit }) => Math.min(fit.hold, reach))].sort(d3.ascending);
   const curve = (polynomial, from, to) =>
-    d3.range(0, 121).map((i) => from + ((to - from) * i) / 120).map((x) => ({ x, y: polynomialBeta(polynomial, x) }));
+    grid.filter((x) => x >= from && x <= to).map((x) => ({ x, y: polynomialBeta(polynomial, x) }));
   const series = () => [
-    { name: "paper’s polynomial", points: curve(PAPER, 0, reach), look: runs.length === 1 ? LOOKS[1] : LIMIT_LOOK, smooth: true, read: true },
+    { name: "paper’s polynomial", points: curve(PAPER, 0, reach), look: runs.length === 1 ? LOOKS[1] : LIMIT_LOOK, smooth: true },
     ...fits.flatMap(({ run, i, fit }) => {
       const name = runs.length === 1 ? "this run’s" : run.name;
       const l = { ...(runs.length === 1 ? LOOKS[4] : look(i)), dash: null };
@@ -322,7 +334,8 @@ function addLargestWeight(parent, runs) {
     id: "largest-weight",
     title: () => {
       const points = mean(runs[0]);
-      return points.length ? `The largest weight of softmax ${verb(points)} ${fromTo(points, short)}` : "Largest weight against size";
+      const where = runs.length === 1 ? "" : ` in ${runs[0].name}`;
+      return points.length ? `The largest weight of softmax${where} ${verb(points)} ${fromTo(points, short)}` : "Largest weight against size";
     },
     note: "The bounds hold for every row of the spread that was measured: as n grows, no key can stay above them.",
     alt: "Curves of the largest weight in a set against the number of items, with upper bounds.",

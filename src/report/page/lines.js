@@ -206,14 +206,13 @@ function shorten(label, room) {
 // ---- hovering: all curves at the nearest x
 
 function lineTargets(spec, series, x, y, { top, bottom }) {
-  const read = series.filter((s) => !s.smooth || s.read);
   const format = spec.y.format ?? short;
-  const xs = [...new Set(read.flatMap((s) => s.points.map((p) => p.x)))].sort(d3.ascending);
+  const xs = [...new Set(series.flatMap((s) => s.points.map((p) => p.x)))].sort(d3.ascending);
   const targets = xs.map((value) => ({
     x: x(value),
     y: top,
     title: spec.x.title?.(value) ?? `${count(value)} ${spec.x.label}`,
-    lines: read
+    lines: series
       .map((s) => ({ s, p: s.points.find((p) => p.x === value) }))
       .filter(({ p }) => p)
       .sort((a, b) => b.p.y - a.p.y)

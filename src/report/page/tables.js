@@ -165,25 +165,36 @@ function addHeadTable(parent, run) {
   );
 }
 
-// Names and values of an object as a list; objects inside as text.
-function facts(object) {
+// Names and values of an object as a list; objects inside as text; what differs from `others` marked.
+function facts(object, others = object) {
   const shown = (value) => (value !== null && typeof value === "object" ? JSON.stringify(value) : String(value));
-  return element("dl", {}, ...Object.entries(object).flatMap(([name, value]) => [element("dt", {}, name), element("dd", {}, shown(value))]));
+  return element(
+    "dl",
+    {},
+    ...Object.entries(object).flatMap(([name, value]) => {
+      const differs = shown(value) !== shown(own(others, name));
+      return [element("dt", {}, name), element("dd", differs ? { class: "differs" } : {}, shown(value))];
+    }),
+  );
+}
+
+// As the first head has it; the heads differ in their seed.
+function recipeOf(run) {
+  const { seed: ignored, ...recipe } = modelsOf(run)[0]?.recipe ?? {};
+  return recipe;
 }
 
 function addOrigin(parent, runs) {
   for (const run of runs) {
     if (runs.length > 1) parent.append(element("h3", {}, run.name));
-    const { seed: ignored, ...recipe } = modelsOf(run)[0]?.recipe ?? {};
-    const seeds = modelsOf(run).map((model) => model.seed).join(", ");
-    const group = (title, object) => element("div", {}, element("h4", {}, title), facts(object));
+    const group = (title, of) => element("div", {}, element("h4", {}, title), facts(of(run), of(runs[0])));
     parent.append(
       element(
         "div",
         { class: "facts" },
-        group("Run", { ...run.results.made, seeds }),
-        group("Recipe", recipe),
-        run.results.options ? group("Evaluation", run.results.options) : null,
+        group("Run", (of) => ({ ...of.results.made, seeds: modelsOf(of).map((model) => model.seed).join(", ") })),
+        group("Recipe", recipeOf),
+        group("Evaluation", ({ results }) => results.options ?? {}),
       ),
     );
     addHeadTable(parent, run);
