@@ -340,7 +340,7 @@ function addLargestWeight(parent, runs) {
     note: "The bounds hold for every row of the spread that was measured: as n grows, no key can stay above them.",
     alt: "Curves of the largest weight in a set against the number of items, with upper bounds.",
     x: ITEMS,
-    y: { label: "largest weight", log: true, domain: ([low]) => [low / 1.15, 1.05] },
+    y: { label: "largest weight", log: true, domain: ([low]) => [Math.min(low / 1.15, 0.5), 1.03] },
     series,
   });
 }

@@ -4,7 +4,9 @@
 function addHeatMap(parent, runs) {
   const mapped = runs.filter((run) => framesOf(run).length > 0);
   if (mapped.length === 0) return;
-  const sizes = framesOf(mapped[0]).map((frame) => frame.items);
+  const sizesOfRun = mapped.map((run) => framesOf(run).map((frame) => frame.items));
+  const common = sizesOfRun.reduce((a, b) => a.filter((items) => b.includes(items)));
+  const sizes = common.length ? common : sizesOfRun[0];
   const rules = [...new Set(mapped.flatMap((run) => framesOf(run).flatMap((f) => Object.keys(f.rules))))];
   const rule = ["paper", "target_entropy", ...rules].find((r) => rules.includes(r) && r !== "softmax") ?? rules[0];
   const state = { size: tellingSize(mapped[0], rule, sizes), rule };
@@ -49,13 +51,13 @@ function addHeatMap(parent, runs) {
   });
 }
 
-// The size at which softmax and the rule differ most in what the largest item gets.
+// The size at which softmax and the rule differ most in what the largest item gets; the last if they hardly do.
 function tellingSize(run, rule, sizes) {
   const difference = sizes.map((items) => {
     const [plain, ruled] = ["softmax", rule].map((r) => panelOf(run, r, items, r).first);
     return isNumber(plain) && isNumber(ruled) ? Math.abs(ruled - plain) : -1;
   });
-  return d3.scan(difference, d3.descending);
+  return d3.max(difference) < 0.01 ? sizes.length - 1 : d3.scan(difference, d3.descending);
 }
 
 // Square roots, so that small weights are still seen.
@@ -124,6 +126,7 @@ function drawPanel(svg, { panel, left, top }, side, tall) {
     });
   });
   if (panel.weights.length === 0) group.append("text").attr("class", "unit").attr("x", 8).attr("y", 20).text("not in these results");
+  if (panel.weights.length === 0) return;
   group.append("text").attr("class", "unit").attr("y", tall + 16).text("largest");
   group.append("text").attr("class", "unit").attr("x", side).attr("y", tall + 16).attr("text-anchor", "end").text(`${columns}th largest`);
 }

@@ -28,6 +28,7 @@ function runHeadline(run) {
   const rule = ["paper", ...rulesOf(run)].find((r) => r !== "softmax" && r !== "hard" && largestGain(run, r));
   const best = rule ? largestGain(run, rule) : null;
   if (!best) return [["Heads that retrieve the largest item"], "These results hold no rule beside softmax."];
+  if (Math.abs(best.gain) < 0.0005) return alikeHeadline(run, rule);
   const p = best.entry.against_softmax?.p;
   const headline = [
     `Of sets of ${count(best.items)} items, ${ruleInSentence(rule)} answers ${percent(best.entry.accuracy)}\u00a0% and softmax ${percent(best.plain.accuracy)}\u00a0%: `,
@@ -38,6 +39,18 @@ function runHeadline(run) {
     `The largest difference of ${plural(summaryOf(run).length, "size")}, ${plural(modelsOf(run).length, "head")}.` +
     (isNumber(best.ceiling?.accuracy) ? ` The ceiling of these heads, whatever the temperature, is ${percent(best.ceiling.accuracy)}\u00a0% there.` : "");
   return [headline, below];
+}
+
+function alikeHeadline(run, rule) {
+  const last = summaryOf(run)[summaryOf(run).length - 1];
+  return [
+    [
+      `${capital(ruleInSentence(rule))} and softmax answer alike at every size: `,
+      element("strong", {}, `${percent(own(last.rules, "softmax")?.accuracy)}\u00a0%`),
+      ` of sets of ${count(last.items)} items`,
+    ],
+    `Within 0.05 points at ${plural(summaryOf(run).length, "size")}, ${plural(modelsOf(run).length, "head")}.`,
+  ];
 }
 
 function comparisonHeadline(data) {
@@ -64,7 +77,7 @@ function drawReproductions(data) {
   header(one ? `reproduction of “softmax is not enough”, ${runs[0].name}` : "runs compared", ...(one ? runHeadline(runs[0]) : comparisonHeadline(data)));
   if (one) addPaperTable(section("The paper’s Table 1, and these heads"), runs[0]);
   else addComparisonTable(section("Differences"), data);
-  if (runs.some((run) => framesOf(run).length > 0)) addHeatMap(section("Where the weights go"), runs);
+  addHeatMap(section("Where the weights go"), runs);
   const accuracy = section("Accuracy against size");
   addAccuracy(accuracy, runs);
   if (one) addGains(accuracy, runs[0]);
@@ -74,9 +87,12 @@ function drawReproductions(data) {
   addEntropy(sharpness, runs);
   addLargestWeight(sharpness, runs);
   addFit(section("Temperature from entropy"), runs);
-  if (one && runs[0].results.calibrated_summary) addCalibrated(section("Calibrated heads"), runs);
+  addCalibrated(section("Calibrated heads"), runs);
   addTraining(section("Training"), runs);
   addOrigin(section("How it was made"), runs);
+  document.querySelectorAll("section").forEach((made) => {
+    if (made.childElementCount === 1) made.remove(); // results without it
+  });
 }
 
 const KINDS = { reproduction: drawReproductions, benchmark: drawBenchmarks };

@@ -25,7 +25,8 @@ function addPaperTable(parent, run) {
     .map((items, i) => ({ i, items, size: summaryOf(run).find((size) => size.items === items) }))
     .filter(({ size }) => own(size?.rules, "paper") && own(size?.rules, "softmax"));
   if (rows.length === 0) {
-    parent.append(element("p", {}, "None of the sizes of this run, or not the paper’s rule, is in the paper’s Table 1."));
+    const lacks = rulesOf(run).includes("paper") ? "The paper’s Table 1 has none of these sizes." : "These results lack the paper’s rule.";
+    parent.append(element("p", {}, lacks));
     return;
   }
   const recalled = rows.some(({ items }) => list(paper.unverified).includes(items));
@@ -187,14 +188,15 @@ function recipeOf(run) {
 function addOrigin(parent, runs) {
   for (const run of runs) {
     if (runs.length > 1) parent.append(element("h3", {}, run.name));
-    const group = (title, of) => element("div", {}, element("h4", {}, title), facts(of(run), of(runs[0])));
+    const group = (title, content) => (content.childElementCount ? element("div", {}, element("h4", {}, title), content) : null);
+    const marked = (of) => facts(of(run), of(runs[0]));
     parent.append(
       element(
         "div",
         { class: "facts" },
-        group("Run", (of) => ({ ...of.results.made, seeds: modelsOf(of).map((model) => model.seed).join(", ") })),
-        group("Recipe", recipeOf),
-        group("Evaluation", ({ results }) => results.options ?? {}),
+        group("Run", facts({ ...run.results.made, seeds: modelsOf(run).map((model) => model.seed).join(", ") })),
+        group("Recipe", marked(recipeOf)),
+        group("Evaluation", marked(({ results }) => results.options ?? {})),
       ),
     );
     addHeadTable(parent, run);

@@ -12,6 +12,7 @@ const count = (n) => (isNumber(n) ? d3.format(",")(n) : String(n));
 const percent = (share) => (isNumber(share) ? fixed(100 * share, 1) : "–");
 const signed = (text) => (text.startsWith("-") ? "−" + text.slice(1) : "+" + text);
 const points = (share) => (isNumber(share) ? signed(fixed(100 * share, 1)) : "–");
+const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 const plural = (n, one, many = one + "s") => `${count(n)} ${n === 1 ? one : many}`;
 
 // Three digits that count, without an exponent where there is room.
