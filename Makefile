@@ -25,12 +25,13 @@ demo: release  ## Build, then reproduce the paper's experiment in small: two hea
 	@echo; echo "Open build/demo/report.html in a browser; the tables are in build/demo/tables.md, everything in build/demo/results.json."
 	@echo "Next: make test; the paper in full: build/release/bin/whet reproduce"
 
-test: browser release asan clang python  ## Run every test: C++, sanitizers, fuzzers, command line, packages
+test: release asan clang python  ## Run every test: C++, sanitizers, fuzzers, command line, packages
 	@echo "== C++ tests, gcc"; ctest --preset release -j $(JOBS)
 	@echo "== C++ tests, AddressSanitizer and UndefinedBehaviorSanitizer"; ctest --preset asan -j $(JOBS)
 	@echo "== C++ tests and short fuzzing, clang"; ctest --preset clang -j $(JOBS)
 	@echo "== Format"; $(MAKE) --no-print-directory format-check
-	@echo "== Command line, installed packages, Python"
+	@tools/setup.sh tests  # a browser, if the environment is older than the tests that need one
+	@echo "== Command line, pages, installed packages, Python"
 	@WHET_BUILD=$(CURDIR)/build/release $(PYTEST) tests $(addprefix --ignore=,$(JAX_TESTS))
 	@echo "== JAX, documents"  # a process of their own: a process with JAX in it must not fork, and the others do
 	@$(PYTEST) $(JAX_TESTS)
@@ -75,10 +76,6 @@ fuzz: clang  ## Fuzz the .npy and safetensors readers and the rule parser for FU
 
 setup:
 	@tools/setup.sh
-
-.PHONY: browser
-browser:
-	@tools/setup.sh tests
 
 $(VENV)/.done: tests/requirements.txt
 	@tools/setup.sh tests

@@ -28,5 +28,5 @@ file(READ "${OUTPUT}.html" bytes HEX)
 string(REGEX REPLACE "(..)" "0x\\1," bytes "${bytes}")
 string(REGEX REPLACE "(................................................................................)" "\\1\n" bytes "${bytes}")
 file(WRITE "${OUTPUT}.cc" "// Made by page.cmake.\n#include \"report/page_template.h\"\n\nnamespace whet::report {\n"
-     "namespace {\nconst unsigned char kBytes[] = {\n${bytes}\n};\n}  // namespace\n\n"
+     "namespace {\n// NOLINTBEGIN\nconst unsigned char kBytes[] = {\n${bytes}\n};\n// NOLINTEND\n}  // namespace\n\n"
      "std::span<const unsigned char> page_template() { return kBytes; }\n}  // namespace whet::report\n")

@@ -95,6 +95,7 @@ void check(const std::string& file, const Json& json) {
 }  // namespace
 
 Results load_results(const std::string& path) {
+  if (path.empty()) fail("''", "is no folder and no file; name one that holds results");
   std::error_code ignored;
   const bool folder = std::filesystem::is_directory(path, ignored);
   const std::string file = folder ? (std::filesystem::path(path) / "results.json").string() : path;

@@ -151,6 +151,7 @@ def test_older_versions_are_drawn(here_with_runs):
 
 def test_wrong_use_is_named(here_with_runs):
     refused(1, "report", "nowhere", saying="nowhere: cannot open")
+    refused(1, "report", "", saying="'': is no folder and no file")
     (here_with_runs / "empty").mkdir()
     refused(1, "report", "empty", saying="empty: holds no results.json; 'whet reproduce'")
     refused(2, "report", "a", "a", saying="DIR: has a twice")

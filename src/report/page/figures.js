@@ -184,6 +184,7 @@ function drawLosses(svg, width, values) {
       if (to - from <= 0) return;
       svg
         .append("rect")
+        .attr("class", x.bandwidth() > 6 ? "part" : null)
         .attr("x", x(v.items))
         .attr("width", Math.max(0.5, x.bandwidth()))
         .attr("y", y(to))

@@ -111,6 +111,7 @@ function addComparisonTable(parent, data) {
   const show = (rule) => place.replaceChildren(...comparisons.map((c) => differenceTable(data.runs, c, rule)));
   const first = ["target_entropy", "paper", "softmax"].find((rule) => rules.includes(rule)) ?? rules[0];
   parent.append(
+    element("p", { class: "note" }, "Every run against the first, over the heads that share a seed. Marked: p below 0.05."),
     element("div", { class: "controls" }, choice("Rule", rules.map((rule) => [rule, ruleName(rule)]), first, show)),
     place,
   );
