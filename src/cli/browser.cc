@@ -65,6 +65,7 @@ class Process {
     posix_spawnattr_init(&attributes);
     posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETPGROUP);
     std::vector<char*> argv;
+    argv.reserve(arguments.size() + 1);
     for (std::string& argument : arguments) argv.push_back(argument.data());
     argv.push_back(nullptr);
     error_ = ::posix_spawnp(&id_, argv[0], &actions, &attributes, argv.data(), environ);

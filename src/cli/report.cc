@@ -9,6 +9,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -43,6 +44,7 @@ std::vector<report::Results> load(const std::vector<std::string>& paths) {
   }
   // Folders of the same name in different places are told apart by their paths.
   std::vector<std::string> names;
+  names.reserve(runs.size());
   for (const report::Results& run : runs) names.push_back(run.name);
   for (std::size_t i = 0; i < runs.size(); ++i) {
     if (std::count(names.begin(), names.end(), names[i]) > 1) runs[i].name = paths[i];
@@ -56,6 +58,7 @@ bool is_reproduction(const std::vector<report::Results>& runs) {
 
 Json data_of(const std::vector<report::Results>& runs) {
   std::vector<const Json*> results;
+  results.reserve(runs.size());
   for (const report::Results& run : runs) results.push_back(&run.json);
   return report::page_data(runs, runs.size() > 1 && is_reproduction(runs) ? lab::compare(results) : Json());
 }
@@ -125,6 +128,14 @@ void write_figures(const std::vector<report::Results>& runs, const Arguments& ar
   std::printf("%zu figures are in %s.\n", outputs.size(), folder.c_str());
 }
 
+// Results are checked when they are loaded, but not every field that a table may ask for.
+[[noreturn]] void fail_to_show(const Arguments& arguments) {
+  std::string runs;
+  for (const std::string& run : arguments.runs) runs += (runs.empty() ? "" : ", ") + run;
+  throw files::FileError(
+      runs, "lacks fields that --format " + arguments.format + " needs; run the command that made it again");
+}
+
 void report(const Arguments& arguments) {
   const std::vector<report::Results> runs = load(arguments.runs);
   try {
@@ -137,10 +148,12 @@ void report(const Arguments& arguments) {
     } else {
       write_figures(runs, arguments);
     }
+  } catch (const Error&) {
+    throw;
   } catch (const Json::exception&) {
-    // Checked when they were loaded, but not every field that a table may ask for.
-    throw files::FileError(arguments.runs.front(), "lacks fields that --format " + arguments.format +
-                                                       " needs; run the command that made it again");
+    fail_to_show(arguments);
+  } catch (const std::logic_error&) {  // a name of a rule whose number is none
+    fail_to_show(arguments);
   }
 }
 

@@ -144,6 +144,15 @@ def test_files_that_are_no_results_are_refused(here_with_runs, content, saying):
     assert names(here_with_runs) == ["a", "b", "x.json"]
 
 
+def test_fields_that_a_table_lacks_are_no_crash(here_with_runs):
+    whole = json.loads((here_with_runs / "a/results.json").read_text())
+    without = [changed(paper=None), lambda r: json.dumps(r).replace('"target-entropy:', '"target-entropy:x')]
+    for change in without:
+        (here_with_runs / "x.json").write_text(change(dict(whole)))
+        refused(1, "report", "x.json", "--format", "md", saying="x.json: lacks fields that --format md needs")
+        ok("report", "x.json")
+
+
 def test_older_versions_are_drawn(here_with_runs):
     (here_with_runs / "x.json").write_text(changed(version=0)(json.loads((here_with_runs / "a/results.json").read_text())))
     ok("report", "x.json")
