@@ -256,6 +256,7 @@ def test_odd_results_draw_without_complaint(browser, drawn, results, case):
         bad = browser.run("[...document.querySelectorAll('svg *')].filter((e) => [...e.attributes].some((a) => "
                           "/NaN|undefined|Infinity/.test(a.value))).map((e) => e.outerHTML.slice(0, 200))")
         assert bad == []
+        assert browser.run("document.documentElement.scrollWidth") <= 1000
         if case is names_with_markup:
             assert MARKUP in browser.run("document.body.textContent")
 

@@ -37,7 +37,12 @@ const RULE_LOOKS = ["softmax", "paper", "target_entropy", "target_peak", "refit"
 // Wide and pale, below the curves that reach it.
 const CEILING_LOOK = { colour: "--ink", dash: null, symbol: null, wide: true };
 const LIMIT_LOOK = { colour: "--ink", dash: "5 4", symbol: null };
-const look = (index) => LOOKS[index % LOOKS.length];
+// Beyond eight, the colours again with other dashes and markers.
+function look(index) {
+  const [place, round] = [index % LOOKS.length, Math.floor(index / LOOKS.length)];
+  const shifted = (step) => LOOKS[(place + step * round) % LOOKS.length];
+  return { colour: LOOKS[place].colour, dash: shifted(3).dash, symbol: shifted(5).symbol };
+}
 
 function ruleLook(rule, others = []) {
   if (rule === "hard") return CEILING_LOOK;
