@@ -18,6 +18,7 @@ from safetensors import safe_open
 from safetensors.numpy import load_file, save_file
 
 STEPS = 2500  # past the first checkpoint, at 2000
+SETS = 16 if SANITIZED else 64  # each is drawn of nine sizes for the fit
 SMALL = ["--batch", 4, "--items", "5..6"]  # steps of about 0.2 ms
 RULES = ["softmax", "paper", "fixed", "log_length", "target_entropy", "target_peak", "refit", "hard"]
 
@@ -44,7 +45,7 @@ def trained(tmp_path_factory):
 def reproduced(tmp_path_factory):
     """A tiny reproduction: two heads, two sizes."""
     folder = tmp_path_factory.mktemp("lab") / "reproduction"
-    result = run("reproduce", folder, "--seeds", 2, "--steps", 300, "--sizes", "16,64", "--sets", 64, "--batch", 16)
+    result = run("reproduce", folder, "--seeds", 2, "--steps", 300, "--sizes", "16,64", "--sets", SETS, "--batch", 16)
     assert result.returncode == 0, result.stderr
     return folder, result
 
@@ -187,7 +188,7 @@ def test_results_hold_together(reproduced):
     assert results["made"]["command"].startswith("whet reproduce ") and results["made"]["whet"] == "0.1.0"
     assert [m["seed"] for m in results["models"]] == [0, 1]
     for size, items in zip(results["summary"], [16, 64], strict=True):
-        assert size["items"] == items and size["sets"] == 64
+        assert size["items"] == items and size["sets"] == SETS
         assert list(size["rules"]) == RULES
         index = [16, 64].index(items)
         for rule, entry in size["rules"].items():
@@ -218,14 +219,14 @@ def test_the_csv_says_what_the_json_says(reproduced):
     assert len(lines) == 1 + 2 * 2 * len(RULES)
     results = json.loads((folder / "results.json").read_text())
     first = results["models"][0]["sizes"][0]["rules"]["softmax"]
-    assert lines[1] == f'0,16,64,"softmax",{",".join(json.dumps(first[f]) for f in lines[0].split(",")[4:])}'
+    assert lines[1] == f'0,16,{SETS},"softmax",{",".join(json.dumps(first[f]) for f in lines[0].split(",")[4:])}'
 
 
 def test_threads_change_nothing_and_a_second_run_is_the_first(reproduced, tmp_path):
     folder, result = reproduced
-    again = run("reproduce", folder, "--seeds", 2, "--steps", 300, "--sizes", "16,64", "--sets", 64, "--batch", 16)
+    again = run("reproduce", folder, "--seeds", 2, "--steps", 300, "--sizes", "16,64", "--sets", SETS, "--batch", 16)
     assert again.stdout == result.stdout
-    other = run("reproduce", tmp_path / "other", "--seeds", 2, "--steps", 300, "--sizes", "16,64", "--sets", 64,
+    other = run("reproduce", tmp_path / "other", "--seeds", 2, "--steps", 300, "--sizes", "16,64", "--sets", SETS,
                 "--batch", 16, "--threads", 3)
     assert other.stdout == result.stdout
     assert content(tmp_path / "other/seed-1") == content(folder / "seed-1")
