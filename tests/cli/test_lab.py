@@ -248,7 +248,7 @@ def test_what_was_found_of_a_head_is_kept_and_never_trusted(tmp_path):
 
 
 def test_eval_of_one_head_knows_no_deviation(trained, here):
-    result = run("eval", trained, "--sizes", "16,300", "--sets", 32, "--no-calibration", "--json", "--with", "fixed:7")
+    result = run("eval", trained, "--sizes", "16,300", "--sets", 8, "--no-calibration", "--json", "--with", "fixed:7")
     assert result.returncode == 0
     results = json.loads(result.stdout)  # NaN would not be JSON
     rules = results["summary"][1]["rules"]
@@ -259,7 +259,7 @@ def test_eval_of_one_head_knows_no_deviation(trained, here):
 
 def test_precision_of_the_arithmetic_is_a_choice(trained):
     def entropies(precision):
-        out = run("eval", trained, "--sizes", "64", "--sets", 32, "--no-calibration", "--json", "--precision", precision)
+        out = run("eval", trained, "--sizes", "64", "--sets", 8, "--no-calibration", "--json", "--precision", precision)
         return [m["sizes"][0]["entropy"] for m in json.loads(out.stdout)["models"]]
 
     assert entropies("f32") == pytest.approx(entropies("f64"), rel=1e-4)
