@@ -43,7 +43,7 @@ std::string in(const std::string& folder, const char* name) {
 // Results, tables and page into the folder (unless there is none), all or nothing, then to the terminal.
 void show(const Json& results, const std::string& folder, bool json) {
   // File names may hold any bytes, JSON only UTF-8.
-  const std::string text = results.dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
+  const std::string text = results.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
   const std::string tables = report::markdown_tables(results);
   if (!folder.empty()) {
     files::OutputFile json_file(in(folder, "results.json")), tables_file(in(folder, "tables.md")),

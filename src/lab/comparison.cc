@@ -1,7 +1,6 @@
 #include "lab/comparison.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstddef>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -53,16 +52,6 @@ std::map<Key, Pairs> pairs_of(const Accuracies& ours, const Accuracies& theirs) 
   return pairs;
 }
 
-Json number(double value) { return std::isfinite(value) ? Json(value) : Json(); }
-
-Json tested(const Pairs& pairs) {
-  const PairedTest test = paired_test(pairs.ours, pairs.theirs);
-  return {{"difference", number(test.mean)},
-          {"low", number(test.low)},
-          {"high", number(test.high)},
-          {"p", number(test.p)}};
-}
-
 Json untested(const Json& ours, const Json& theirs) {
   if (!ours.is_number() || !theirs.is_number()) return nullptr;
   return {{"difference", ours.get<double>() - theirs.get<double>()},
@@ -81,7 +70,7 @@ Json compare_sizes(const Json& ours, const Json& theirs, const std::map<Key, Pai
         if (!other.at("rules").contains(name)) continue;
         const auto both = pairs.find({size.at("items").get<double>(), name});
         rules[name] = both != pairs.end()
-                          ? tested(both->second)
+                          ? difference_json(both->second.ours, both->second.theirs)
                           : untested(rule.at("accuracy"), other.at("rules").at(name).at("accuracy"));
       }
       sizes.push_back({{"items", size.at("items")}, {"rules", rules}});
@@ -92,6 +81,11 @@ Json compare_sizes(const Json& ours, const Json& theirs, const std::map<Key, Pai
 }
 
 }  // namespace
+
+Json difference_json(std::span<const double> a, std::span<const double> b) {
+  const PairedTest test = paired_test(a, b);
+  return {{"difference", test.mean}, {"low", test.low}, {"high", test.high}, {"p", test.p}};
+}
 
 Json compare(const std::vector<const Json*>& results) {
   Json comparison = Json::array();

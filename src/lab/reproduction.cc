@@ -14,6 +14,7 @@
 #include "files/checksum.h"
 #include "files/file.h"
 #include "lab/calibration.h"
+#include "lab/comparison.h"
 #include "lab/parallel.h"
 #include "lab/significance.h"
 
@@ -196,11 +197,6 @@ Json model_json(const Run& run, const Study& study, const std::vector<SizeOutcom
             {"metrics", metrics}};
   if (!run.edit.empty()) json["edit"] = run.edit;
   return json;
-}
-
-Json difference_json(const std::vector<double>& a, const std::vector<double>& b) {
-  const PairedTest test = paired_test(a, b);
-  return {{"difference", test.mean}, {"low", test.low}, {"high", test.high}, {"p", test.p}};
 }
 
 // Over the seeds, at every size and for every rule that all models have.
