@@ -30,6 +30,7 @@ test: release asan clang python  ## Run every test: C++, sanitizers, fuzzers, co
 	@echo "== C++ tests, AddressSanitizer and UndefinedBehaviorSanitizer"; ctest --preset asan -j $(JOBS)
 	@echo "== C++ tests and short fuzzing, clang"; ctest --preset clang -j $(JOBS)
 	@echo "== Format"; $(MAKE) --no-print-directory format-check
+	@echo "== clang-tidy"; $(TIDY) -checks='-clang-analyzer-*' > build/tidy.log 2>&1 || { cat build/tidy.log; exit 1; }
 	@tools/setup.sh tests  # a browser, if the environment is older than the tests that need one
 	@echo "== Command line, pages, installed packages, Python"
 	@WHET_BUILD=$(CURDIR)/build/release $(PYTEST) tests $(addprefix --ignore=,$(JAX_TESTS))
@@ -66,8 +67,12 @@ format: setup  ## Format the C and C++ sources
 format-check:
 	@clang-format --dry-run --Werror $(SOURCES) && echo "all files formatted"
 
-lint: clang  ## clang-tidy over the sources
-	run-clang-tidy -quiet -p build/clang '/src/(core|files|lab|report|cli|c_api)/[a-z_]*(?<!_test)[.]cc$$'
+# clang-tidy needs of a build only its compile_commands.json and the sources it generates.
+TIDY = $(VENV)/bin/python $(VENV)/bin/run-clang-tidy.py -quiet -j $(JOBS) -clang-tidy-binary $(VENV)/bin/clang-tidy \
+  -p build/clang '/src/(core|files|lab|report|cli|c_api)/[a-z_]*(?<!_test)[.]cc$$'
+
+lint: clang $(VENV)/.done  ## clang-tidy over the sources, with the static analyzer, which make test leaves out (ten minutes)
+	$(TIDY)
 
 fuzz: clang  ## Fuzz the .npy and safetensors readers and the rule parser for FUZZ_SECONDS each (default 600)
 	cd build/clang/tests/fuzz && for name in npy rule safetensors; do \
