@@ -45,6 +45,18 @@ struct Contract<double> {
 
 inline constexpr double kResidual = 2e-6;  // of target rules
 
+// Half a unit in the last place of 1 of a 16-bit storage type; 0 for the types of the arithmetic.
+inline double storage_unit(DType type) {
+  return type == DType::bf16 ? 0x1p-8 : type == DType::f16 ? 0x1p-11 : 0;
+}
+inline constexpr double kTinyF16 = 0x1p-25;  // half the distance of denormals
+
+// What rounding to the storage type adds to a value of this size.
+template <typename Real>
+Real storage_error(DType type, Real size) {
+  return size * static_cast<Real>(storage_unit(type)) + (type == DType::f16 ? Real{kTinyF16} : Real{0});
+}
+
 template <typename T>
 double entropy_bound(double count) {
   return Contract<T>::entropy * std::max(1.0, std::log(count));
@@ -156,9 +168,10 @@ void expect_beta(const oracle::Row& row, const oracle::Rule& rule, double beta) 
                       Contract<T>::beta * expected + (of_entropy ? 3 * entropy_bound<T>(count) : 0), "beta");
 }
 
-// Weights at this beta, up to the first one that is wrong.
+// Weights at this beta, up to the first one that is wrong. `stored`: the type they were rounded to.
 template <typename T>
-void expect_weights(const oracle::Row& row, double beta, const std::vector<T>& got) {
+void expect_weights(const oracle::Row& row, double beta, const std::vector<T>& got,
+                    DType stored = DTypeOf<T>::value) {
   using Real = typename Contract<T>::Real;
   const oracle::State<Real> s = oracle::state<Real>(row);
   const std::vector<Real> w = oracle::weights<Real>(row, beta);
@@ -170,14 +183,27 @@ void expect_weights(const oracle::Row& row, double beta, const std::vector<T>& g
       continue;
     }
     const Real relative = Contract<T>::weight * (1 + std::abs(Real{beta} * (Real{row.x[i]} - s.max)));
-    const Real bound = w[i] >= Contract<T>::tiny ? relative * w[i] : Real{Contract<T>::tiny};
+    Real bound = w[i] >= Contract<T>::tiny ? relative * w[i] : Real{Contract<T>::tiny};
+    bound += storage_error(stored, w[i] + bound);
     if (!expect_within<Real>(got[i], w[i], bound, "weight of key " + std::to_string(i))) return;
     sum.add(got[i]);
     sum_bound.add(bound);
   }
   if (s.count == 0) return;
-  const Real bound = std::is_same_v<T, float> ? Real{1e-6} : sum_bound.value();
+  const Real bound = stored == DType::f32 ? Real{1e-6} : sum_bound.value();
   expect_within<Real>(static_cast<double>(sum.value() - 1), 0, bound, "sum of weights minus 1");
+}
+
+// Statistics and beta of one row.
+template <typename T>
+void expect_row_stats(const oracle::Row& row, const oracle::Rule& rule, const RowStats& stats) {
+  using Real = typename Contract<T>::Real;
+  expect_stats_close<T>(row, stats);
+  expect_beta<T>(row, rule, stats.beta);
+  expect_within<Real>(stats.sharp_entropy, oracle::entropy<Real>(row, stats.beta),
+                      entropy_bound<T>(stats.count), "sharp_entropy");
+  const Real peak = oracle::peak<Real>(row, stats.beta);
+  expect_within<Real>(stats.sharp_peak, peak, Contract<T>::weight * peak, "sharp_peak");
 }
 
 // Everything the contract says about one row of softmax.
@@ -186,13 +212,50 @@ void expect_contract(const oracle::Row& row, const oracle::Rule& rule, const std
                      const RowStats& stats) {
   using Real = typename Contract<T>::Real;
   expect_weights<T>(row, stats.beta, got);
-  if (oracle::state<Real>(row).count == 0) return;
-  expect_stats_close<T>(row, stats);
+  if (oracle::state<Real>(row).count > 0) expect_row_stats<T>(row, rule, stats);
+}
+
+// Statistics and beta of sharpen, where `row` holds ln(p / max p) and `log_max` is ln max p: logarithms are
+// rounded, which the exact comparisons of softmax don't know.
+template <typename T>
+void expect_sharpen_stats(const oracle::Row& row, typename Contract<T>::Real log_max,
+                          const oracle::Rule& rule, const RowStats& stats) {
+  using Real = typename Contract<T>::Real;
+  const oracle::State<Real> s = oracle::state<Real>(row);
   expect_beta<T>(row, rule, stats.beta);
-  expect_within<Real>(stats.sharp_entropy, oracle::entropy<Real>(row, stats.beta),
-                      entropy_bound<T>(stats.count), "sharp_entropy");
-  const Real peak = oracle::peak<Real>(row, stats.beta);
-  expect_within<Real>(stats.sharp_peak, peak, Contract<T>::weight * peak, "sharp_peak");
+  EXPECT_EQ(stats.count, static_cast<double>(s.count));
+  const Real log_bound = Contract<T>::sums * (1 + std::abs(log_max));
+  expect_within<Real>(stats.max, log_max, log_bound, "max");
+  expect_within<Real>(stats.spread, s.max - s.min, Contract<T>::sums * (1 + s.max - s.min), "spread");
+  expect_within<Real>(stats.entropy, oracle::entropy<Real>(row), entropy_bound<T>(stats.count), "entropy");
+  expect_within<Real>(stats.log_sum_exp, log_max + oracle::log_sum_exp<Real>(row), log_bound, "log_sum_exp");
+  expect_within<Real>(stats.peak, 1 / s.z, Contract<T>::weight / s.z, "peak");
+}
+
+// The documented bound of softmax_backward: 1e-6 (1 + |beta y|) of max|dout| per key and unit of beta (f64:
+// 1e-13).
+template <typename T>
+void expect_gradient(const oracle::Row& row, const std::vector<double>& g, const oracle::Rule& rule,
+                     BetaGradient mode, double beta, const std::vector<T>& got,
+                     DType stored = DTypeOf<T>::value) {
+  using Real = typename Contract<T>::Real;
+  const std::vector<Real> expected =
+      oracle::gradient<Real>(row, g, rule, mode == BetaGradient::through_rule, beta);
+  const Real max = oracle::state<Real>(row).max;
+  double largest = 0;
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    if (row.visible(i)) largest = std::max(largest, std::abs(g[i]));
+  }
+  for (std::size_t i = 0; i < row.size(); ++i) {
+    if (!row.visible(i)) {
+      ASSERT_EQ(got[i], T{0}) << "key " << i << " isn't visible";
+      continue;
+    }
+    const Real y = Real{row.x[i]} - max;
+    Real bound = Contract<T>::gradient * (1 + std::abs(Real{beta} * y)) * largest * Real{beta};
+    bound += storage_error(stored, std::abs(expected[i]) + bound);
+    if (!expect_within<Real>(got[i], expected[i], bound, "gradient of key " + std::to_string(i))) return;
+  }
 }
 
 }  // namespace whet

@@ -16,6 +16,7 @@
 
 #include "attention_cases.h"
 #include "attention_contract.h"
+#include "attention_extras.h"
 #include "attention_oracle.h"
 #include "attention_runs.h"
 #include "cases.h"
@@ -25,69 +26,7 @@
 namespace whet {
 namespace {
 
-std::vector<RowIndex> every_row(const oracle::Attention& p) {
-  std::vector<RowIndex> rows;
-  oracle::for_each_row(p, [&](std::int64_t b, std::int64_t h, std::int64_t i) { rows.push_back({b, h, i}); });
-  return rows;
-}
-
-// A call that asks for everything, with the weights of every row. Filled with what must not stay.
-struct Asking : AttentionCall {
-  Asking(const oracle::Attention& p, DType type, std::int64_t top)
-      : AttentionCall(p, type, arithmetic_type(type)),
-        rows(every_row(p)),
-        weights(type, {p.rows(), p.M}),
-        top_keys(index_of(p.rows() * top), -7),
-        top_weights(top_keys.size(), -7),
-        column_sums(index_of(p.B * p.H * p.M), -7) {
-    options.weight_rows = rows;
-    options.weights = weights.view();
-    options.top_k = top;
-    options.top_keys = top_keys;
-    options.top_weights = top_weights;
-    options.column_sums = column_sums;
-    options.tile_counts = &counts;
-  }
-
-  std::vector<RowIndex> rows;
-  Placed weights;
-  std::vector<std::int64_t> top_keys;
-  std::vector<float> top_weights;
-  std::vector<double> column_sums;
-  TileCounts counts{-7, -7};
-};
-
 // ---- Weights ----
-
-// As for the largest weight in attention_contract.h: what contract.h allows when logits are given, and what
-// the rounding of the logits moves a weight by.
-template <typename Arithmetic>
-void expect_weights_of_rows(const oracle::Attention& p, DType type, const Asking& call) {
-  using Real = typename Contract<Arithmetic>::Real;
-  const oracle::Forward<Real> exact = oracle::forward<Real>(p, call.betas());
-  const std::vector<double> got = call.weights.values();
-  for (std::size_t r = 0; r < exact.rows.size(); ++r) {
-    const oracle::AttentionRow<Real>& row = exact.rows[r];
-    const std::vector<Real> w = oracle::weights(row.logits, exact.betas[r]);
-    const Real max = oracle::state<Real>(row.logits).max;
-    const Real moved = 4 * exact.betas[r] * logit_error<Arithmetic>(row, p.D);
-    std::vector<bool> visible(index_of(p.M), false);
-    for (std::size_t n = 0; n < row.count(); ++n) {
-      const std::size_t at = r * index_of(p.M) + index_of(row.keys[n]);
-      visible[index_of(row.keys[n])] = true;
-      const Real y = exact.betas[r] * (max - row.logits.x[n]);
-      Real bound = w[n] * (Contract<Arithmetic>::weight * (1 + y) + moved) + Contract<Arithmetic>::tiny;
-      bound += (w[n] + bound) * storage_unit(type);
-      if (type == DType::f16) bound += kTinyF16;
-      const std::string what = "row " + std::to_string(r) + ", weight of key " + std::to_string(row.keys[n]);
-      if (!expect_within<Real>(got[at], w[n], bound, what)) return;
-    }
-    for (std::size_t j = 0; j < index_of(p.M); ++j) {
-      if (visible[j]) continue;
-      ASSERT_EQ(got[r * index_of(p.M) + j], 0) << "row " << r << ", hidden key " << j;
-    }
-  }
-}
 
 TEST(AttentionAsked, WeightsAreThoseOfTheOracle) {
   const std::vector<RuleCase> rules = rule_cases();
@@ -102,8 +41,9 @@ TEST(AttentionAsked, WeightsAreThoseOfTheOracle) {
         Asking call(p, type, 3);
         call.options.skip_epsilon = 0;
         call.forward();
-        type == DType::f64 ? expect_weights_of_rows<double>(p, type, call)
-                           : expect_weights_of_rows<float>(p, type, call);
+        type == DType::f64
+            ? expect_weights_of_rows<double>(p, oracle::forward<long double>(p, call.betas()), type, call)
+            : expect_weights_of_rows<float>(p, oracle::forward<double>(p, call.betas()), type, call);
       }
     }
   });

@@ -34,29 +34,6 @@ Problem<T> make_problem(RowKind kind, std::size_t n, Random& random) {
   return {make_row<T>(kind, n, random), gaussian_row<T>(random, n), std::vector<bool>(n, true)};
 }
 
-// The documented bound: 1e-6 (1 + |beta y|) of max|dout| per key and unit of beta (f64: 1e-13).
-template <typename T>
-void expect_gradient(const oracle::Row& row, const std::vector<double>& g, const oracle::Rule& rule,
-                     BetaGradient mode, double beta, const std::vector<T>& got) {
-  using Real = typename Contract<T>::Real;
-  const std::vector<Real> expected =
-      oracle::gradient<Real>(row, g, rule, mode == BetaGradient::through_rule, beta);
-  const Real max = oracle::state<Real>(row).max;
-  double largest = 0;
-  for (std::size_t i = 0; i < row.size(); ++i) {
-    if (row.visible(i)) largest = std::max(largest, std::abs(g[i]));
-  }
-  for (std::size_t i = 0; i < row.size(); ++i) {
-    if (!row.visible(i)) {
-      ASSERT_EQ(got[i], T{0}) << "key " << i << " isn't visible";
-      continue;
-    }
-    const Real y = Real{row.x[i]} - max;
-    const Real bound = Contract<T>::gradient * (1 + std::abs(Real{beta} * y)) * largest * Real{beta};
-    if (!expect_within<Real>(got[i], expected[i], bound, "gradient of key " + std::to_string(i))) return;
-  }
-}
-
 template <typename T>
 void check_gradient(const Problem<T>& problem, const RuleCase& rule) {
   const std::size_t n = problem.x.size();

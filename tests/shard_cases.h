@@ -1,0 +1,223 @@
+// Attention over keys cut into shards: the places that hold them, the exchanges between them, and what the
+// merged states, betas and masses must be.
+#ifndef WHET_TESTS_SHARD_CASES_H_
+#define WHET_TESTS_SHARD_CASES_H_
+
+#include <gtest/gtest.h>
+#include <whet/shard.h>
+#include <whet/whet.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention_cases.h"
+#include "attention_contract.h"
+#include "attention_oracle.h"
+#include "attention_runs.h"
+
+namespace whet {
+
+using Cuts = std::vector<std::int64_t>;  // 0, ..., M: shard s holds keys [cuts[s], cuts[s + 1])
+
+// One place: its keys, and the options of the whole problem with what goes by key cut to it.
+struct Place {
+  Place(const oracle::Attention& p, DType type, std::int64_t from, std::int64_t to)
+      : call(with_keys(p, from, to), type, arithmetic_type(type)),
+        shard{from, p.M},
+        states(static_cast<std::size_t>(p.rows())),
+        sums(states.size()),
+        mass(states.size(), -7),
+        out(arithmetic_type(type), p.dout.sizes) {
+    call.options.stats = {};
+    call.options.rule = {};
+    call.options.head_rules = {};
+  }
+
+  AttentionCall call;
+  Shard shard;
+  std::vector<RowState> states;
+  std::vector<RowSums> sums;
+  std::vector<double> mass;
+  Placed out;
+};
+
+class Places {
+ public:
+  Places(const oracle::Attention& p, DType type, const Cuts& cuts) : p_(p), type_(type) {
+    for (std::size_t s = 0; s + 1 < cuts.size(); ++s) {
+      all_.push_back(std::make_unique<Place>(p, type, cuts[s], cuts[s + 1]));
+      order_.push_back(s);
+    }
+  }
+  void reverse() { std::ranges::reverse(order_); }
+
+  // Exchange 1.
+  std::vector<RowState> merged_states() {
+    std::vector<RowState> merged(static_cast<std::size_t>(p_.rows()));
+    for (std::size_t s : order_) {
+      Place& place = *all_[s];
+      shard_states(place.call.q.view(), place.call.k.view(), place.shard, place.states, place.call.options);
+      for (std::size_t r = 0; r < merged.size(); ++r) merged[r] = merge(merged[r], place.states[r]);
+    }
+    return merged;
+  }
+
+  std::vector<RowSums> added_sums(std::span<const RowScale> rows) {
+    std::vector<RowSums> added(rows.size());
+    for (std::size_t s : order_) {
+      Place& place = *all_[s];
+      shard_sums(place.call.q.view(), place.call.k.view(), place.shard, rows, place.sums, place.call.options);
+      for (std::size_t r = 0; r < rows.size(); ++r) added[r] = add(added[r], place.sums[r]);
+    }
+    return added;
+  }
+
+  // Exchange 2. `masses`: their sums over the shards.
+  std::vector<double> merged_outputs(std::span<const RowScale> rows, std::vector<double>& masses) {
+    masses.assign(rows.size(), 0);
+    std::vector<ConstView> outs;
+    std::vector<std::span<const double>> parts;
+    for (std::size_t s : order_) {
+      Place& place = *all_[s];
+      shard_attention(place.call.q.view(), place.call.k.view(), place.call.v.view(), place.shard, rows,
+                      place.out.view(), place.mass, place.call.options);
+      EXPECT_TRUE(place.out.gaps_are_intact());
+      outs.push_back(place.out.view());
+      parts.push_back(place.mass);
+      for (std::size_t r = 0; r < rows.size(); ++r) masses[r] += place.mass[r];
+    }
+    Placed out(type_, p_.dout.sizes);
+    merge_outputs(outs, parts, out.view());
+    EXPECT_TRUE(out.gaps_are_intact());
+    return out.values();
+  }
+
+ private:
+  const oracle::Attention& p_;
+  DType type_;
+  std::vector<std::unique_ptr<Place>> all_;
+  std::vector<std::size_t> order_;
+};
+
+// beta of every row: of its rule, or of a search in steps that all rows take together.
+inline std::vector<RowScale> scales_of(const oracle::Attention& p, Places& places,
+                                       std::span<const RowState> merged) {
+  std::vector<RowScale> rows;
+  std::vector<BetaSearch> searches;
+  std::vector<std::size_t> row_of_search;
+  oracle::for_each_row(p, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+    const std::size_t r = p.row(b, h, i);
+    const Rule rule = library_rule(p.rule(h));
+    rows.push_back({merged[r].max, 1});
+    if (rule.solves()) {
+      searches.emplace_back(rule, merged[r]);
+      row_of_search.push_back(r);
+    } else {
+      rows[r].beta = rule.beta(merged[r]);
+    }
+  });
+  const auto searching = [&] {
+    return std::ranges::any_of(searches, [](const BetaSearch& s) { return !s.done(); });
+  };
+  for (int step = 0; searching(); ++step) {
+    if (step == 200) {
+      ADD_FAILURE() << "the search doesn't end";
+      break;
+    }
+    for (std::size_t n = 0; n < searches.size(); ++n) rows[row_of_search[n]].beta = searches[n].beta();
+    const std::vector<RowSums> sums = places.added_sums(rows);
+    for (std::size_t n = 0; n < searches.size(); ++n) {
+      if (!searches[n].done()) searches[n].absorb(sums[row_of_search[n]]);
+    }
+  }
+  for (std::size_t n = 0; n < searches.size(); ++n) rows[row_of_search[n]].beta = searches[n].beta();
+  return rows;
+}
+
+// A merged state against the oracle's. Bounds as in attention_contract.h: the terms of z, t and u are known
+// as contract.h says when logits are given, and a logit is known to within delta, which moves e^y by 2 delta
+// and y by as much.
+template <typename Arithmetic, typename Real>
+void expect_merged_state(const oracle::AttentionRow<Real>& row, std::int64_t size, const RowState& got) {
+  ASSERT_EQ(got.count, static_cast<std::int64_t>(row.count()));
+  if (row.count() == 0) return;
+  const oracle::State<Real> s = oracle::state<Real>(row.logits);
+  if (oracle::is_broken(s)) {
+    EXPECT_TRUE(std::isnan(got.z)) << got.z;
+    return;
+  }
+  const Real delta = logit_error<Arithmetic>(row, size);
+  oracle::Row near(std::vector<double>(row.logits.x.begin(), row.logits.x.end()));
+  near.sink_last = row.logits.sink_last;
+  const SumBounds<Real> sums = sum_bounds<Arithmetic>(near);
+  const Real rounding = (std::abs(s.max) + std::abs(s.min)) * std::numeric_limits<double>::epsilon();
+  expect_within<Real>(got.max, s.max, delta + rounding, "max");
+  expect_within<Real>(got.min, s.min, delta + rounding, "min");
+  // d(e^y y^k) <= e^y (|y|^k + k |y|^(k-1)) 2 delta, to first order, and half as much again for the rest.
+  const Real t = std::abs(s.t);
+  expect_within<Real>(got.z, s.z, 2 * sums.z + 3 * delta * s.z + rounding, "z");
+  expect_within<Real>(got.t, s.t, 2 * sums.t + 3 * delta * (t + s.z) + rounding, "t");
+  expect_within<Real>(got.u, s.u, 2 * sums.u + 3 * delta * (s.u + 2 * t) + rounding, "u");
+}
+
+// A search over shards doesn't know the gap below the maximum: where a target can't be reached its beta is
+// large enough, instead of just large enough.
+template <typename Arithmetic, typename Real>
+void expect_shard_beta(const oracle::AttentionRow<Real>& row, const oracle::Rule& rule, double beta,
+                       const Perturbation<Real>& moved) {
+  const bool unreachable = row.count() > 1 && oracle::solves(rule) &&
+                           oracle::target_of<Real>(row.logits, rule) == oracle::Target::unreachable;
+  if (!unreachable) return expect_attention_beta<Arithmetic>(row, rule, beta, moved);
+  const oracle::Top<Real> top = oracle::top<Real>(row.logits);
+  if (top.gap < 4 * moved.delta) return;
+  EXPECT_GE(beta, oracle::hard_beta<Real>(row.logits) * (1 - 4 * moved.delta / top.gap) * (1 - 0x1p-20));
+  EXPECT_LE(beta, 0x1p60);
+}
+
+// What places together gave, beside the oracle at their betas.
+template <typename Real>
+struct Gathered {
+  oracle::Forward<Real> exact;
+  std::vector<double> out;
+};
+
+// States, betas and masses of every row, as documented. What may differ in the output is the caller's to say.
+template <typename Arithmetic>
+Gathered<typename Contract<Arithmetic>::Real> gather(const oracle::Attention& p, Places& places) {
+  using Real = typename Contract<Arithmetic>::Real;
+  const std::vector<RowState> merged = places.merged_states();
+  const std::vector<RowScale> rows = scales_of(p, places, merged);
+  std::vector<double> masses, betas;
+  const std::vector<double> out = places.merged_outputs(rows, masses);
+  for (const RowScale& row : rows) betas.push_back(row.beta);
+  const oracle::Forward<Real> exact = oracle::forward<Real>(p, betas);
+  oracle::for_each_row(p, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+    const std::size_t r = p.row(b, h, i);
+    SCOPED_TRACE("row " + std::to_string(r));
+    const oracle::AttentionRow<Real>& row = exact.rows[r];
+    expect_merged_state<Arithmetic>(row, p.D, merged[r]);
+    if (std::isnan(merged[r].z)) return;
+    const Perturbation<Real> moved =
+        row.count() == 0 ? Perturbation<Real>{} : perturbation_of<Arithmetic>(row, p.D, Real{betas[r]});
+    expect_shard_beta<Arithmetic>(row, p.rule(h), betas[r], moved);
+    if (row.count() == 0 || !moved.conditioned) return;
+    // Every term of the mass is known as a weight is.
+    const oracle::State<Real> at_beta = oracle::state<Real>(row.logits, Real{betas[r]});
+    const Real terms = at_beta.z + betas[r] * std::abs(at_beta.t);
+    expect_within<Real>(masses[r], at_beta.z,
+                        Contract<Arithmetic>::weight * terms + 4 * betas[r] * moved.delta * at_beta.z,
+                        "mass");
+  });
+  return {exact, out};
+}
+
+}  // namespace whet
+
+#endif  // WHET_TESTS_SHARD_CASES_H_
