@@ -6,6 +6,7 @@ SHELL := /bin/bash
 
 JOBS ?= $(shell nproc)
 FUZZ_SECONDS ?= 600
+SECONDS ?= 3600
 VENV := build/venv
 BENCH_VENV := build/bench-venv
 PYTEST := $(VENV)/bin/python -m pytest -q -p no:cacheprovider
@@ -13,7 +14,7 @@ JAX_TESTS := tests/python/jax tests/python/test_docs.py
 # Warnings stop the build in CI only: a newer compiler's new warning must not stop a user's.
 WERROR := $(if $(CI),ON,OFF)
 
-.PHONY: help demo test bench bench-rows bench-attention bench-train bench-python format lint fuzz setup release asan clang python clean
+.PHONY: help demo test bench bench-rows bench-attention bench-train bench-python format lint fuzz soak setup release asan tsan clang python clean
 
 help:  ## List these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -79,6 +80,9 @@ fuzz: clang  ## Fuzz the .npy and safetensors readers and the rule parser for FU
 	  ./$${name}_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=5 -malloc_limit_mb=16 \
 	    -print_final_stats=1 -artifact_prefix=$$name- corpus/$$name seeds/$$name; done
 
+soak: release clang  ## Random calls against the oracle, disturbed runs, fuzzers, for SECONDS (default 3600)
+	python3 tests/soak/soak.py --seconds $(SECONDS) --fuzzers build/clang
+
 setup:
 	@tools/setup.sh
 
@@ -88,7 +92,7 @@ $(VENV)/.done: tests/requirements.txt
 # Each preset builds into build/<preset>; the one with sanitizers also the extension of the Python package.
 asan: $(VENV)/.done
 asan: EXTRA := -DWHET_BUILD_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(VENV)/bin/python
-release asan clang: setup
+release asan tsan clang: setup
 	@echo "== Building build/$@"
 	@cmake --preset $@ -DWHET_WERROR=$(WERROR) $(EXTRA) > build/$@.log 2>&1 || { cat build/$@.log; exit 1; }
 	@cmake --build --preset $@ -j $(JOBS) -- --quiet

@@ -107,13 +107,15 @@ void draw_logits(oracle::Attention& p, const Case& c, DType side) {
   Dice dice(c, 4);
   if (dice.chance(0.3)) p.scale = dice.real(-1, 1);
   if (dice.chance(0.25)) p.softcap = dice.real(0.5, 5);
-  if (dice.chance(0.02)) p.softcap = dice.magnitude(1e-45, 1e-3);
+  const bool tiny_cap = dice.chance(0.02);
+  if (tiny_cap) p.softcap = dice.magnitude(1e-37, 1e-3);
   Dice of_query(c, 5);
   if (of_query.chance(0.25)) {
     p.query_scale = draw_array(of_query.random(), draw_side_sizes(of_query, {p.B, p.H, p.N}), side);
   }
+  // Backward knows the slope of the cap to |bias| / softcap units.
   Dice of_bias(c, 6);
-  if (of_bias.chance(0.35)) {
+  if (of_bias.chance(0.35) && !tiny_cap) {
     const double hidden = of_bias.chance(0.5) ? 0.2 : 0;
     p.bias = draw_array(of_bias.random(), draw_side_sizes(of_bias, {p.B, p.H, p.N, p.M}), side);
     for (double& value : p.bias.values) value = of_bias.chance(hidden) ? -kInfinity : value;
@@ -358,7 +360,7 @@ void check_backward(Drawn drawn, const Case& c, Tally& tally) {
   oracle::Attention& p = drawn.p;
   Dice dice(c, 14);
   AttentionCall call(p, drawn.type, drawn.side, drawn.layouts);
-  call.options.threads = drawn.threads;
+  call.options.threads = drawn.other_threads;
   if (!drawn.skip) call.options.skip_epsilon = 0;
   call.forward();
   count(tally, "attention", 0);
@@ -379,9 +381,16 @@ void check_backward(Drawn drawn, const Case& c, Tally& tally) {
         call.options, workspace,
         attention_backward_workspace(call.q.view(), call.k.view(), call.v.view(), wanted, call.options));
   }
-  attention_backward(call.q.view(), call.k.view(), call.v.view(), call.dout.view(), wanted, call.options,
-                     drawn.mode);
-  count(tally, "attention_backward", p.rows());
+  const auto backward = [&](int threads) {
+    call.options.threads = threads;
+    attention_backward(call.q.view(), call.k.view(), call.v.view(), call.dout.view(), wanted, call.options,
+                       drawn.mode);
+    return std::vector{call.dq.bits(), call.dk.bits(), call.dv.bits()};
+  };
+  const auto bits = backward(drawn.other_threads);
+  call.options.workspace = {};
+  EXPECT_TRUE(backward(drawn.threads) == bits) << drawn.threads << " threads";
+  count(tally, "attention_backward", p.rows(), 2);
   ExpectedGradients<Arithmetic>(p, exact, drawn.mode == BetaGradient::through_rule,
                                 gradient_bound<Arithmetic>(p, exact, given ? call.options.skip_epsilon : 0))
       .expect(call, wanted);

@@ -49,8 +49,8 @@ std::int64_t draw_keys(Dice& dice) {
   const double kind = dice.real(0, 1);
   if (kind < 0.1) return dice.size(0, 3);
   if (kind < 0.93) return dice.size(1, 80);
-  if (kind < 0.985) return dice.size(250, 520);
-  if (kind < 0.998) return dice.size(1000, 5000);
+  if (kind < 0.98) return dice.size(250, 520);
+  if (kind < 0.995) return dice.size(1000, 5000);
   return dice.pick<std::int64_t>({20000, 65536, 131072}) - dice.between(0, 1);
 }
 
