@@ -32,6 +32,7 @@ test: release asan clang python  ## Run every test: C++, sanitizers, fuzzers, co
 	@echo "== C++ tests and short fuzzing, clang"; ctest --preset clang -j $(JOBS)
 	@echo "== Format"; $(MAKE) --no-print-directory format-check
 	@echo "== clang-tidy"; $(TIDY) -checks='-clang-analyzer-*' > build/tidy.log 2>&1 || { cat build/tidy.log; exit 1; }
+	@echo "== Python sources"; $(MAKE) --no-print-directory lint-python
 	@tools/setup.sh tests  # a browser, if the environment is older than the tests that need one
 	@echo "== Command line, pages, installed packages, Python"
 	@WHET_BUILD=$(CURDIR)/build/release $(PYTEST) tests $(addprefix --ignore=,$(JAX_TESTS))
@@ -74,6 +75,12 @@ TIDY = $(VENV)/bin/python $(VENV)/bin/run-clang-tidy.py -quiet -j $(JOBS) -clang
 
 lint: clang $(VENV)/.done  ## clang-tidy over the sources, with the static analyzer, which make test leaves out (ten minutes)
 	$(TIDY)
+
+.PHONY: lint-python
+lint-python: $(VENV)/.done  ## ruff and mypy over the Python sources
+	@$(VENV)/bin/python -m ruff check
+	@$(VENV)/bin/python -m mypy
+	@$(VENV)/bin/python -m mypy --strict --follow-imports=silent tests/python/typing/calls.py
 
 fuzz: clang  ## Fuzz the .npy and safetensors readers and the rule parser for FUZZ_SECONDS each (default 600)
 	cd build/clang/tests/fuzz && for name in npy rule safetensors; do \

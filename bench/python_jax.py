@@ -18,10 +18,10 @@ from timing import (BenchmarkError, Contender, OtherLoad, Timing, machine_facts,
 
 CPUS = prepare_process()  # before jax is imported
 
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import whet  # noqa: E402
-import whet.jax  # noqa: E402
+import jax
+import jax.numpy as jnp
+import whet
+import whet.jax
 
 JAX = "jax.nn, jit"
 TOLERANCE = 1e-5

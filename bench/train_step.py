@@ -27,9 +27,9 @@ from timing import BenchmarkError, OtherLoad, Timing, machine_facts, prepare_pro
 CPUS = prepare_process()[:1]  # before jax is imported, and one core for all
 os.sched_setaffinity(0, CPUS)
 
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import max_retrieval_jax as peer  # noqa: E402
+import jax
+import jax.numpy as jnp
+import max_retrieval_jax as peer
 
 ROOT = Path(__file__).resolve().parent.parent
 WHET, PLAIN, FOLDED = "whet", "JAX, straightforward", "JAX, folded"
@@ -62,7 +62,7 @@ class Command:
 
 
 def checked(line: Sequence[str]) -> str:
-    result = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    result = subprocess.run(line, capture_output=True, text=True)
     if result.returncode != 0:
         raise BenchmarkError(result.stderr.strip() or f"{line[0]} ended with {result.returncode}")
     return result.stdout

@@ -4,9 +4,13 @@ lists and integers, which have to become floats."""
 from __future__ import annotations
 
 import re
-from typing import Any, Callable, Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
+
+# One number for both sides, or (before, after); None is no limit.
+Window = int | tuple[int | None, int | None] | None
 
 
 def call(function: Callable[..., None], names: Mapping[str, str], *arguments: Any, **options: Any) -> None:
@@ -24,9 +28,10 @@ def _renamed(text: str, names: Mapping[str, str]) -> str:
 
 
 def array(values: Any, name: str) -> np.ndarray:
-    """np.asarray whose errors name the argument."""
+    """np.asarray whose errors name the argument. Masked arrays are refused."""
     if type(values) is np.ndarray:
         return values
+    check_unmasked(values, name)
     try:
         return np.asarray(values)
     except (TypeError, ValueError) as error:
@@ -35,13 +40,23 @@ def array(values: Any, name: str) -> np.ndarray:
         raise TypeError(f"{name}: {error}") from None
 
 
+def check_unmasked(values: Any, name: str) -> None:
+    """A TypeError for a masked array, alone or in a list: np.asarray would drop its mask."""
+    if isinstance(values, np.ma.MaskedArray):
+        raise TypeError(f"{name}: is a masked array, must be a plain one: give np.ma.getdata({name}), and say which "
+                        "keys are visible with where or mask")
+    if isinstance(values, (list, tuple)):
+        for one in values:
+            check_unmasked(one, name)
+
+
 def floats(values: Any, name: str) -> np.ndarray:
     """An array; integers and booleans become float64, as in SciPy."""
     values = array(values, name)
     return values.astype(np.float64) if values.dtype.kind in "iub" else values
 
 
-def integers(values: Any, name: str) -> np.ndarray | None:
+def integers(values: Any, name: str) -> Any:
     """A contiguous array of int64, or None."""
     if values is None:
         return None
@@ -58,6 +73,12 @@ def integer(value: Any, name: str) -> int:
         return value.__index__()
     except (AttributeError, TypeError):
         raise TypeError(f"{name}: is a {type(value).__name__}, must be an integer") from None
+
+
+def window_sides(window: Any, name: str) -> tuple[int, int]:
+    """How far a window reaches to either side: one number for both, or a pair; -1, as for None, is no limit."""
+    before, after = window if isinstance(window, (tuple, list)) and len(window) == 2 else (window, window)
+    return -1 if before is None else integer(before, name), -1 if after is None else integer(after, name)
 
 
 def flag(value: Any, name: str) -> bool:

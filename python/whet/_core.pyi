@@ -7,11 +7,12 @@ elements, None is contiguous. An option of None counts as not given. Rules go by
 Records are contiguous arrays of numbers: stats 10 float64 a row, states 6 int64 (the bits of a whet.STATE).
 """
 
-from typing import Any, Sequence, Union
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-Array = Union[np.ndarray, tuple[int, int, tuple[int, ...], Union[tuple[int, ...], None]]]
+Array = np.ndarray | tuple[int, int, tuple[int, ...], tuple[int, ...] | None]
 
 def softmax(in_: Array, out: Array, /, *, rule: str | None = None, axis: int = -1, mask: Array | None = None,
             lengths: Array | None = None, stats: Array | None = None, threads: int = 0) -> None: ...

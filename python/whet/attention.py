@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Sequence
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 
 from whet import _core
-from whet._arguments import booleans, call, flag, floats, integer, integers, with_axes
+from whet._arguments import (Window, booleans, call, check_unmasked, flag, floats, integer, integers, window_sides,
+                             with_axes)
 from whet.rules import RuleLike, rule_names
 from whet.stats import Stats, buffer_of, stats_buffer, stats_of
 
@@ -39,10 +41,33 @@ class AttentionGradients(NamedTuple):
     dsinks: np.ndarray | None
 
 
+@overload
 def attention(q: Any, k: Any, v: Any, *, rule: RuleLike | Sequence[RuleLike] = None, scale: float | None = None,
-              causal: bool = False, align: str = "start", window: int | tuple[int, int] | None = None,
+              causal: bool = False, align: str = "start", window: Window = None, mask: Any = None, bias: Any = None,
+              lengths: Any = None, query_starts: Any = None, key_starts: Any = None, softcap: float | None = 0.0,
+              sinks: Any = None, query_scale: Any = None, skip_epsilon: float | None = None, threads: int = 0,
+              out: np.ndarray | None = None, return_stats: Literal[False] = False, weight_rows: None = None,
+              top_k: Literal[0] = 0, column_sums: Literal[False] = False,
+              tile_counts: Literal[False] = False) -> np.ndarray: ...
+@overload
+def attention(q: Any, k: Any, v: Any, *, rule: RuleLike | Sequence[RuleLike] = None, scale: float | None = None,
+              causal: bool = False, align: str = "start", window: Window = None, mask: Any = None, bias: Any = None,
+              lengths: Any = None, query_starts: Any = None, key_starts: Any = None, softcap: float | None = 0.0,
+              sinks: Any = None, query_scale: Any = None, skip_epsilon: float | None = None, threads: int = 0,
+              out: np.ndarray | None = None, return_stats: Literal[True], weight_rows: None = None,
+              top_k: Literal[0] = 0, column_sums: Literal[False] = False,
+              tile_counts: Literal[False] = False) -> tuple[np.ndarray, Stats]: ...
+@overload
+def attention(q: Any, k: Any, v: Any, *, rule: RuleLike | Sequence[RuleLike] = None, scale: float | None = None,
+              causal: bool = False, align: str = "start", window: Window = None, mask: Any = None, bias: Any = None,
+              lengths: Any = None, query_starts: Any = None, key_starts: Any = None, softcap: float | None = 0.0,
+              sinks: Any = None, query_scale: Any = None, skip_epsilon: float | None = None, threads: int = 0,
+              out: np.ndarray | None = None, return_stats: bool = False, weight_rows: Any = None, top_k: int = 0,
+              column_sums: bool = False, tile_counts: bool = False) -> Any: ...
+def attention(q: Any, k: Any, v: Any, *, rule: RuleLike | Sequence[RuleLike] = None, scale: float | None = None,
+              causal: bool = False, align: str = "start", window: Window = None,
               mask: Any = None, bias: Any = None, lengths: Any = None, query_starts: Any = None,
-              key_starts: Any = None, softcap: float = 0.0, sinks: Any = None, query_scale: Any = None,
+              key_starts: Any = None, softcap: float | None = 0.0, sinks: Any = None, query_scale: Any = None,
               skip_epsilon: float | None = None, threads: int = 0, out: np.ndarray | None = None,
               return_stats: bool = False, weight_rows: Any = None, top_k: int = 0, column_sums: bool = False,
               tile_counts: bool = False) -> Any:
@@ -58,12 +83,13 @@ def attention(q: Any, k: Any, v: Any, *, rule: RuleLike | Sequence[RuleLike] = N
         scale: default 1 / sqrt(D).
         causal: hide keys after the query's place.
         align: the place of query i: "start", key i; "end", so that the last query stands at the last key.
-        window: hide keys further than this from the query's place; a pair is (before, after), -1 for no limit.
+        window: hide keys further than this from the query's place; a pair is (before, after), None or
+            -1 for no limit.
         mask: boolean, broadcast to (B, H, N, M); False hides.
         bias: broadcast to (B, H, N, M), added to the logits; -inf hides.
         lengths: integers, one a batch entry or one a row: only the first keys exist.
         query_starts, key_starts: packed sequences (B = 1): 0, ..., N and 0, ..., M. Queries see their own sequence.
-        softcap: c tanh(x / c) before the bias; 0: none.
+        softcap: c tanh(x / c) before the bias; 0 or None: none.
         sinks: (H), a logit of its own per head that takes weight and has no value.
         query_scale: broadcast to (B, H, N), multiplies scale.
         skip_epsilon: tiles whose weights together are certain to be below it are skipped; default 2^-24, 0: none are.
@@ -94,6 +120,7 @@ def attention(q: Any, k: Any, v: Any, *, rule: RuleLike | Sequence[RuleLike] = N
     """
     q, k, v = floats(q, "q"), floats(k, "k"), floats(v, "v")
     rows = q.shape[:-1]
+    check_unmasked(out, "out")
     if out is None:
         out = np.empty((*rows, *v.shape[-1:]), q.dtype)
     stats = stats_buffer(rows) if flag(return_stats, "return_stats") else None
@@ -128,9 +155,9 @@ def attention_backward(q: Any, k: Any, v: Any, dout: Any, *, stats: Stats | None
     """
     q, k, v, dout = floats(q, "q"), floats(k, "k"), floats(v, "v"), floats(dout, "dout")
     options = _options(q, bias=bias, sinks=sinks, **options)
-    gradients = AttentionGradients(*(np.empty_like(given, subok=False) for given in (q, k, v)),
-                                   _like_if_given(options.get("bias")), _like_if_given(options.get("sinks")))
-    dq, dk, dv, dbias, dsinks = gradients
+    dq, dk, dv = (np.empty_like(given, subok=False) for given in (q, k, v))
+    dbias, dsinks = _like_if_given(options.get("bias")), _like_if_given(options.get("sinks"))
+    gradients = AttentionGradients(dq, dk, dv, dbias, dsinks)
     dq, dk, dv = _four_axes(dq=dq, dk=dk, dv=dv)
     call(_core.attention_backward, _NAMES, *_four_axes(q=q, k=k, v=v, dout=dout), dq=dq, dk=dk, dv=dv, dbias=dbias,
          dsinks=dsinks, stats=buffer_of(stats, q.shape[:-1]), hold_beta=hold_beta, **options)
@@ -156,12 +183,12 @@ def _four_axes(**arrays: np.ndarray) -> list[np.ndarray]:
     return [with_axes(given, 4, name) for name, given in arrays.items()]
 
 
-def _options(q: np.ndarray, *, window: int | tuple[int, int] | None = None, rule: Any = None, mask: Any = None,
+def _options(q: np.ndarray, *, window: Window = None, rule: Any = None, mask: Any = None,
              bias: Any = None, lengths: Any = None, query_starts: Any = None, key_starts: Any = None,
              sinks: Any = None, query_scale: Any = None, scale: float | None = None, causal: bool = False,
-             align: str = "start", softcap: float = 0.0, threads: int = 0) -> dict[str, Any]:
+             align: str = "start", softcap: float | None = 0.0, threads: int = 0) -> dict[str, Any]:
     """What forward and backward have in common, as the extension takes it."""
-    before, after = window if isinstance(window, (tuple, list)) and len(window) == 2 else (window, window)
+    before, after = (None, None) if window is None else window_sides(window, "window")
     options = dict(rule=rule_names(rule), scale=scale, causal=causal, align=align, window_left=before,
                    window_right=after, mask=booleans(mask, 4, "mask"), bias=_side(bias, q, 4, "bias"),
                    lengths=integers(lengths, "lengths"), query_starts=integers(query_starts, "query_starts"),
@@ -177,7 +204,8 @@ def _side(values: Any, q: np.ndarray, axes: int, name: str) -> np.ndarray | None
     if values is None:
         return None
     given = floats(values, name)
-    if getattr(values, "dtype", given.dtype).kind in "iub" or not hasattr(values, "dtype") and given.dtype.kind == "f":
+    dtype = getattr(values, "dtype", None)
+    if given.dtype.kind == "f" if dtype is None else dtype.kind in "iub":
         given = given.astype(np.float64 if q.dtype == np.float64 else np.float32)
     return with_axes(given, axes, name)
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from whet import _core
-from whet._arguments import array, booleans, call, flag, floats, integer, integers
+from whet._arguments import array, booleans, call, check_unmasked, flag, floats, integer, integers
 from whet.rules import RuleLike, rule_name
 from whet.stats import Stats, buffer_of, stats_buffer, stats_of
 
@@ -21,6 +21,17 @@ _OF_P = {"in": "p", "mask": "where"}
 _OF_BACKWARD = {"in": "x", "din": "out", "mask": "where"}
 
 
+@overload
+def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, lengths: Any = None,
+            out: np.ndarray | None = None, return_stats: Literal[False] = False, threads: int = 0) -> np.ndarray: ...
+@overload
+def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, lengths: Any = None,
+            out: np.ndarray | None = None, return_stats: Literal[True],
+            threads: int = 0) -> tuple[np.ndarray, Stats]: ...
+@overload
+def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, lengths: Any = None,
+            out: np.ndarray | None = None, return_stats: bool,
+            threads: int = 0) -> np.ndarray | tuple[np.ndarray, Stats]: ...
 def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, lengths: Any = None,
             out: np.ndarray | None = None, return_stats: bool = False, threads: int = 0) -> Any:
     """softmax(beta x) along an axis, with the beta of each row chosen by a rule.
@@ -54,6 +65,17 @@ def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *,
     return _forward(_core.softmax, _OF_X, x, axis, rule, where, lengths, out, return_stats, threads)
 
 
+@overload
+def sharpen(p: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, lengths: Any = None,
+            out: np.ndarray | None = None, return_stats: Literal[False] = False, threads: int = 0) -> np.ndarray: ...
+@overload
+def sharpen(p: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, lengths: Any = None,
+            out: np.ndarray | None = None, return_stats: Literal[True],
+            threads: int = 0) -> tuple[np.ndarray, Stats]: ...
+@overload
+def sharpen(p: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, lengths: Any = None,
+            out: np.ndarray | None = None, return_stats: bool,
+            threads: int = 0) -> np.ndarray | tuple[np.ndarray, Stats]: ...
 def sharpen(p: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, lengths: Any = None,
             out: np.ndarray | None = None, return_stats: bool = False, threads: int = 0) -> Any:
     """softmax for rows given by their probabilities instead of their logits: p^beta / sum p^beta.
@@ -88,11 +110,10 @@ def softmax_backward(x: Any, dout: Any, axis: int = -1, rule: RuleLike = None, w
     """
     x, dout = floats(x, "x"), floats(dout, "dout")
     axis = integer(axis, "axis")
-    if out is None:
-        out = np.empty_like(x, subok=False)
+    out = _room(x, out)
     call(_core.softmax_backward, _OF_BACKWARD, x, dout, out, axis=axis, rule=rule_name(rule),
-         mask=booleans(where, x.ndim, "where"), lengths=integers(lengths, "lengths"), stats=buffer_of(stats, _rows_of(x, axis)),
-         hold_beta=hold_beta, threads=threads)
+         mask=booleans(where, x.ndim, "where"), lengths=integers(lengths, "lengths"),
+         stats=buffer_of(stats, _rows_of(x, axis)), hold_beta=hold_beta, threads=threads)
     return out
 
 
@@ -140,13 +161,18 @@ def merge(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 def _forward(function: Any, names: dict[str, str], x: np.ndarray, axis: int, rule: RuleLike, where: Any, lengths: Any,
              out: np.ndarray | None, return_stats: bool, threads: int) -> Any:
-    if out is None:
-        out = np.empty_like(x, subok=False)
+    out = _room(x, out)
     axis = integer(axis, "axis")
     stats = stats_buffer(_rows_of(x, axis)) if flag(return_stats, "return_stats") else None
     call(function, names, x, out, axis=axis, rule=rule_name(rule), mask=booleans(where, x.ndim, "where"),
          lengths=integers(lengths, "lengths"), stats=stats, threads=threads)
     return out if stats is None else (out, stats_of(stats))
+
+
+def _room(x: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+    """Where to write."""
+    check_unmasked(out, "out")
+    return np.empty_like(x, subok=False) if out is None else out
 
 
 def _rows_of(x: np.ndarray, axis: int) -> tuple[int, ...]:

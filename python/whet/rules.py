@@ -20,12 +20,14 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Sequence, Union
+from typing import ClassVar
 
 import numpy as np
 
 from whet import _core
+from whet._arguments import array
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,7 @@ class Rule:
         >>> float(whet.LogLength(10).beta(whet.states([0.0] * 100)))
         2.0
         """
+        states = array(states, "states")
         betas = np.empty(states.shape)
         _core.betas(np.ascontiguousarray(states).view(np.int64), betas, self.name)
         return betas
@@ -175,7 +178,7 @@ class Polynomial(Rule):
             file.write(self.name + "\n")
 
 
-RuleLike = Union[str, Rule, None]
+RuleLike = str | Rule | None
 
 _CLASSES = {c.kind: c for c in (NoRule, Paper, Fixed, LogLength, SSMax, TargetEntropy, TargetPeak, Polynomial)}
 
@@ -208,8 +211,8 @@ def rule_name(rule: RuleLike) -> str | None:
     raise TypeError(f"rule: is a {type(rule).__name__}, must be a Rule, the name of one or None")
 
 
-def rule_names(rule: RuleLike | Sequence[RuleLike]) -> str | None | list[str]:
+def rule_names(rule: RuleLike | Sequence[RuleLike]) -> str | list[str] | None:
     """The same where one rule a head may be given."""
-    if isinstance(rule, (list, tuple)):
+    if isinstance(rule, Sequence) and not isinstance(rule, str):
         return [rule_name(one) or "none" for one in rule]
     return rule_name(rule)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+
+from whet._arguments import check_unmasked
 
 
 class Stats(NamedTuple):
@@ -20,16 +22,16 @@ class Stats(NamedTuple):
     4 5.0 2.0 0.9999
     """
 
-    count: np.ndarray
-    max: np.ndarray
-    log_sum_exp: np.ndarray
-    entropy: np.ndarray
-    varentropy: np.ndarray
-    spread: np.ndarray
-    peak: np.ndarray
-    beta: np.ndarray
-    sharp_entropy: np.ndarray
-    sharp_peak: np.ndarray
+    count: Any
+    max: Any
+    log_sum_exp: Any
+    entropy: Any
+    varentropy: Any
+    spread: Any
+    peak: Any
+    beta: Any
+    sharp_entropy: Any
+    sharp_peak: Any
 
 
 def stats_buffer(rows: tuple[int, ...]) -> np.ndarray:
@@ -48,6 +50,7 @@ def buffer_of(stats: Stats | None, rows: tuple[int, ...]) -> np.ndarray | None:
         return None
     if not isinstance(stats, Stats):
         raise TypeError(f"stats: is a {type(stats).__name__}, must be the Stats that the forward function returned")
+    check_unmasked(stats, "stats")
     if np.shape(stats.beta) != rows:
         raise ValueError(f"stats: are of rows {np.shape(stats.beta)}, must be of those of this call, {rows}")
     return np.stack(stats, axis=-1, dtype=np.float64)

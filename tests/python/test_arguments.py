@@ -194,6 +194,49 @@ def test_shapes_of_attention(qkv):
         whet.attention_backward(q, k, v, q, colour="red")
 
 
+# ---- masked arrays
+
+
+def masked(values):
+    return np.ma.masked_array(values, mask=np.zeros(np.shape(values), bool))
+
+
+def test_masked_arrays_are_refused_not_stripped(x):
+    """Also where nothing is masked, so that it doesn't depend on the data."""
+    hidden = np.ma.masked_array(x, mask=x > 0)
+    states, stats = whet.states(x), whet.softmax(x, return_stats=True)[1]
+    for given in (hidden, masked(x), list(hidden), [list(hidden)[:1]]):
+        refused(TypeError, "x", whet.softmax, given)
+        refused(TypeError, "x", whet.softmax_backward, given, x)
+        refused(TypeError, "dout", whet.softmax_backward, x, given)
+        refused(TypeError, "p", whet.sharpen, given)
+        refused(TypeError, "x", whet.states, given)
+        refused(TypeError, "x", whet.spread, given)
+    refused(TypeError, "where", whet.softmax, x, where=masked(x > 0))
+    refused(TypeError, "lengths", whet.softmax, x, lengths=masked([1, 2, 3, 4]))
+    refused(TypeError, "out", whet.softmax, x, out=masked(np.empty_like(x)))
+    refused(TypeError, "out", whet.softmax_backward, x, x, out=masked(np.empty_like(x)))
+    refused(TypeError, "stats", whet.softmax_backward, x, x, stats=stats._replace(beta=masked(stats.beta)))
+    refused(TypeError, "a", whet.merge, np.ma.masked_array(states), states)
+    refused(TypeError, "states", whet.Paper().beta, np.ma.masked_array(states))
+    refused(TypeError, "spread", whet.horizon, masked([6.0]), 0.5)
+    refused(TypeError, "keys", whet.largest_weight, masked([6]), 0.5)
+    with pytest.raises(TypeError, match=r"give np.ma.getdata\(x\), and say which keys are visible with where or mask"):
+        whet.softmax(hidden)
+
+
+def test_masked_arrays_in_attention(qkv):
+    q, k, v = qkv
+    for name, given in (("q", q), ("k", k), ("v", v)):
+        refused(TypeError, name, whet.attention, **{"q": q, "k": k, "v": v, name: masked(given)})
+    refused(TypeError, "dout", whet.attention_backward, q, k, v, masked(q))
+    sides = {"mask": np.ones((3, 5), bool), "bias": np.zeros((3, 5)), "lengths": [5], "sinks": np.zeros(4),
+             "query_scale": np.ones(3), "query_starts": [0, 3], "key_starts": [0, 5], "weight_rows": [[0, 0, 0]],
+             "out": np.empty_like(q)}
+    for name, given in sides.items():
+        refused(TypeError, name, whet.attention, q, k, v, **{name: masked(given)})
+
+
 # ---- the door by address
 
 

@@ -39,6 +39,19 @@ def test_options(rng, options):
     np.testing.assert_allclose(whet.attention(q, k, v, **options), expected, atol=1e-12)
 
 
+def test_none_is_no_limit(rng):
+    q, k, v = inputs(rng)
+    np.testing.assert_array_equal(whet.attention(q, k, v, softcap=None), whet.attention(q, k, v))
+    for window in [(2, None), (None, 1), (None, None)]:
+        limits = tuple(-1 if side is None else side for side in window)
+        np.testing.assert_array_equal(whet.attention(q, k, v, window=window), whet.attention(q, k, v, window=limits))
+
+
+def test_scale_as_an_array(rng):
+    q, k, v = inputs(rng)
+    np.testing.assert_array_equal(whet.attention(q, k, v, scale=np.array(0.5)), whet.attention(q, k, v, scale=0.5))
+
+
 def test_a_window_of_one_number_has_two_sides(rng):
     q, k, v = inputs(rng)
     np.testing.assert_array_equal(whet.attention(q, k, v, window=2), whet.attention(q, k, v, window=(2, 2)))
@@ -82,7 +95,7 @@ def test_fewer_axes(rng):
 
 def test_what_can_be_asked_for(rng):
     q, k, v = inputs(rng)
-    expected, weights = oracle.attention(q, k, v, "paper", causal=True)
+    _, weights = oracle.attention(q, k, v, "paper", causal=True)
     rows = [(0, 0, 0), (1, 3, 4), (1, 2, 2)]
     out, stats, extras = whet.attention(q, k, v, rule="paper", causal=True, return_stats=True, weight_rows=rows,
                                         top_k=2, column_sums=True, tile_counts=True)

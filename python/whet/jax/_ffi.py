@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -40,18 +41,34 @@ def call(target: str, operands: Mapping[str, Any], results: Results, **attribute
 
 def _varying_as(operand: Any, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     """Within shard_map, a result varies over the axes of the mesh that the operands vary over."""
-    given = jax.typeof(operand)
-    if not given.manual_axis_type.varying:
+    axes = _varying(operand)
+    if not axes:
         return jax.ShapeDtypeStruct(shape, dtype)
+    given = jax.typeof(operand)
+    if not hasattr(given, "manual_axis_type"):
+        return jax.ShapeDtypeStruct(shape, dtype, vma=axes)  # type: ignore[call-arg]
     mesh = jax.sharding.NamedSharding(given.sharding.mesh, jax.sharding.PartitionSpec())
     return jax.ShapeDtypeStruct(shape, dtype, sharding=mesh, manual_axis_type=given.manual_axis_type)
 
 
+def _varying(operand: Any) -> frozenset[str]:
+    """The axes of a mesh that an array varies over; before 0.10 JAX had another name for them."""
+    given = jax.typeof(operand)
+    return given.manual_axis_type.varying if hasattr(given, "manual_axis_type") else given.vma
+
+
+def _made_varying(array: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """The same array, which now counts as varying over these axes too; before 0.9 JAX called that pvary."""
+    if hasattr(jax.lax, "pcast"):
+        return jax.lax.pcast(array, axes, to="varying")
+    return jax.lax.pvary(array, axes)  # type: ignore[attr-defined]
+
+
 def varying_alike(*arrays: Any) -> list[Any]:
     """Within shard_map, a call wants all its arrays to vary over the same axes of the mesh. None stays None."""
-    axes = [set() if array is None else set(jax.typeof(array).manual_axis_type.varying) for array in arrays]
-    every = set().union(*axes)
-    return [array if array is None or have == every else jax.lax.pcast(array, tuple(every - have), to="varying")
+    axes = [frozenset[str]() if array is None else _varying(array) for array in arrays]
+    every = frozenset[str]().union(*axes)
+    return [array if array is None or have == every else _made_varying(array, tuple(every - have))
             for array, have in zip(arrays, axes)]
 
 

@@ -2,28 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Literal, NamedTuple, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
-from whet._arguments import flag, integer
+from whet._arguments import Window, flag, integer, window_sides
 from whet.jax._ffi import (array, call, check_bool, check_broadcasts, check_float, saved_type, stats_of, stats_type,
                            varying_alike, with_axes)
 from whet.rules import RuleLike
 from whet.rules import rule as rule_of
+from whet.stats import Stats
 
 LARGEST_HEAD = 256
 
 
+@overload
 def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, *, scale: Any = None,
               is_causal: bool = False, query_seq_lengths: Any = None, key_value_seq_lengths: Any = None,
-              local_window_size: int | tuple[int, int] | None = None, implementation: str | None = None,
+              local_window_size: Window = None, implementation: str | None = None,
+              return_residual: Literal[False] = False, rule: RuleLike | Sequence[RuleLike] = None,
+              hold_beta: bool = False, softcap: float | None = 0.0, sinks: Any = None,
+              return_stats: Literal[False] = False) -> jax.Array: ...
+@overload
+def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, *, scale: Any = None,
+              is_causal: bool = False, query_seq_lengths: Any = None, key_value_seq_lengths: Any = None,
+              local_window_size: Window = None, implementation: str | None = None,
+              return_residual: Literal[False] = False, rule: RuleLike | Sequence[RuleLike] = None,
+              hold_beta: bool = False, softcap: float | None = 0.0, sinks: Any = None,
+              return_stats: Literal[True]) -> tuple[jax.Array, Stats]: ...
+@overload
+def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, *, scale: Any = None,
+              is_causal: bool = False, query_seq_lengths: Any = None, key_value_seq_lengths: Any = None,
+              local_window_size: Window = None, implementation: str | None = None, return_residual: bool = False,
+              rule: RuleLike | Sequence[RuleLike] = None, hold_beta: bool = False, softcap: float | None = 0.0,
+              sinks: Any = None, return_stats: bool = False) -> Any: ...
+def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, *, scale: Any = None,
+              is_causal: bool = False, query_seq_lengths: Any = None, key_value_seq_lengths: Any = None,
+              local_window_size: Window = None, implementation: str | None = None,
               return_residual: bool = False, rule: RuleLike | Sequence[RuleLike] = None, hold_beta: bool = False,
-              softcap: float = 0.0, sinks: Any = None, return_stats: bool = False) -> Any:
+              softcap: float | None = 0.0, sinks: Any = None, return_stats: bool = False) -> Any:
     """jax.nn.dot_product_attention with the inverse temperature of each row chosen by a rule.
 
     B batch, T queries, S keys, N query heads, K key heads (N a multiple of K), H and E the sizes of a key and of a
@@ -37,12 +59,13 @@ def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = No
         scale: default 1 / sqrt(H). An array (a scale that is learned) multiplies the queries.
         is_causal: hide the keys after key i from query i.
         query_seq_lengths, key_value_seq_lengths: (B) integers: queries from there on have output 0, keys are hidden.
-        local_window_size: hide keys further than this from the query's place; a pair is (before, after).
+        local_window_size: hide keys further than this from the query's place; a pair is (before, after), None
+            for no limit.
         implementation: None or "xla", for the sake of calls written for JAX; there is one.
         return_residual: also return the log-sum-exp of each row's logits, before the rule: (B, T, N), key's dtype.
         rule: a rule or its name (see whet.rules), or a list with one a query head. Default: none, beta = 1.
         hold_beta: gradients count beta as a constant. By default they go through the rule, as in the published code.
-        softcap: c tanh(x / c) before the bias; 0: none.
+        softcap: c tanh(x / c) before the bias; 0 or None: none.
         sinks: (N), a logit of its own per head that takes weight and has no value.
         return_stats: also return the whet.Stats of all rows, (B, T, N): float64 with jax_enable_x64, else rounded to
             float32. No gradient flows through them.
@@ -181,7 +204,7 @@ _attention.defvjp(_forward, _backward, symbolic_zeros=True)
 def _call(options: _Options, arrays: _Arrays, save: bool) -> dict[str, jax.Array]:
     batch, queries, heads, _ = arrays.query.shape
     rows = (batch, heads, queries)
-    results = {"out": ((batch, queries, heads, arrays.value.shape[-1]), arrays.query.dtype)}
+    results: dict[str, Any] = {"out": ((batch, queries, heads, arrays.value.shape[-1]), arrays.query.dtype)}
     if save:
         results["saved"] = saved_type(rows)
     if options.return_stats:
@@ -214,7 +237,7 @@ def _check_heads(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
     if value.shape[1:3] != key.shape[1:3]:
         raise ValueError(f"value: its keys and heads are {value.shape[1:3]}, must be those of key, {key.shape[1:3]}")
     heads, key_heads = query.shape[2], key.shape[2]
-    if key_heads == 0 and heads != 0 or key_heads and heads % key_heads:
+    if (key_heads == 0 and heads != 0) or (key_heads and heads % key_heads):
         raise ValueError(f"query: has {heads} heads, must have a multiple of those of key, {key_heads}")
     for name, given in (("query", query), ("value", value)):
         if not 1 <= given.shape[3] <= LARGEST_HEAD:
@@ -269,18 +292,15 @@ def _lengths(lengths: Any, batch: int, name: str) -> jax.Array | None:
     return jnp.clip(lengths, 0, 2**31 - 1).astype(jnp.int32)
 
 
-def _window(window: Any) -> tuple[int, int]:
-    if window is None:
-        return -1, -1
-    before, after = window if isinstance(window, (tuple, list)) and len(window) == 2 else (window, window)
-    sides = integer(before, "local_window_size"), integer(after, "local_window_size")
-    if min(sides) < 0:
-        raise ValueError(f"local_window_size: is {window}, must be 0 or more")
-    return sides
+def _window(window: Window) -> tuple[int, int]:
+    for side in window if isinstance(window, (tuple, list)) else (window,):
+        if side is not None and integer(side, "local_window_size") < 0:
+            raise ValueError(f"local_window_size: is {window}, must be 0 or more, or None for no limit")
+    return window_sides(window, "local_window_size")
 
 
 def _rules(rule: RuleLike | Sequence[RuleLike], heads: int) -> str:
-    if not isinstance(rule, (list, tuple)):
+    if isinstance(rule, str) or not isinstance(rule, Sequence):
         return rule_of(rule).name
     if len(rule) != heads:
         raise ValueError(f"rule: {len(rule)} are given, must be one or one a query head, {heads}")
@@ -298,7 +318,7 @@ def _number(value: Any, name: str) -> float:
 
 
 def _softcap(softcap: Any) -> float:
-    number = _number(softcap, "softcap")
+    number = 0.0 if softcap is None else _number(softcap, "softcap")
     if number < 0:
         raise ValueError(f"softcap: is {number}, must be 0 or more")
     return number

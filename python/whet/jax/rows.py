@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Sequence
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +15,25 @@ from whet.jax._ffi import (array, call, check_bool, check_broadcasts, check_floa
                            varying_alike, with_axes)
 from whet.rules import RuleLike
 from whet.rules import rule as rule_of
+from whet.stats import Stats
 
 
+@overload
+def softmax(x: Any, axis: int | Sequence[int] | None = -1, where: Any = None, *, rule: RuleLike = None,
+            hold_beta: bool = False, return_stats: Literal[False] = False) -> jax.Array: ...
+@overload
+def softmax(x: Any, axis: int | Sequence[int] | None = -1, where: Any = None, *, rule: RuleLike = None,
+            hold_beta: bool = False, return_stats: Literal[True]) -> tuple[jax.Array, Stats]: ...
+@overload
+def softmax(x: Any, axis: int | Sequence[int] | None = -1, where: Any = None, *, rule: RuleLike = None,
+            hold_beta: bool = False, return_stats: bool) -> jax.Array | tuple[jax.Array, Stats]: ...
 def softmax(x: Any, axis: int | Sequence[int] | None = -1, where: Any = None, *, rule: RuleLike = None,
             hold_beta: bool = False, return_stats: bool = False) -> Any:
     """jax.nn.softmax with the inverse temperature of each row chosen by a rule.
 
     Args:
-        x: logits: float32, float64, bfloat16 or float16 (16 bits compute in float32). Integers become floats as in
-            jax.nn.softmax. -inf hides a key.
+        x: logits: float32, float64, bfloat16 or float16 (16 bits compute in float32). Integers, and
+            booleans if `where` is given, become floats as in jax.nn.softmax. -inf hides a key.
         axis: the axis a row runs along; several, or None for all, make one row of all their elements.
         where: boolean, broadcast to x; False hides a key.
         rule: a rule or its name (see whet.rules). Default: none, beta = 1.
@@ -48,9 +59,7 @@ def softmax(x: Any, axis: int | Sequence[int] | None = -1, where: Any = None, *,
     >>> [f"{slope:.3f}" for slope in gradient]
     ['0.197', '-0.197', '0.000']
     """
-    x = array(x, "x")
-    if jnp.issubdtype(x.dtype, jnp.integer):
-        x = x.astype(jax.eval_shape(jnp.exp, x).dtype)
+    x = _as_float(array(x, "x"), where is not None)
     check_float(x, "x")
     if where is not None:
         where = array(where, "where")
@@ -61,6 +70,15 @@ def softmax(x: Any, axis: int | Sequence[int] | None = -1, where: Any = None, *,
                        flag(return_stats, "return_stats"))
     weights, stats = _jitted(options, x, where)
     return (weights, stats) if return_stats else weights
+
+
+def _as_float(x: jax.Array, masked: bool) -> jax.Array:
+    """Integers, and with a mask booleans, in the dtype that jax.nn.softmax gives them."""
+    if masked and not jnp.issubdtype(x.dtype, jnp.inexact):
+        return x.astype(jax.eval_shape(lambda x: jnp.where(True, x, -jnp.inf), x).dtype)
+    if jnp.issubdtype(x.dtype, jnp.integer):
+        return x.astype(jax.eval_shape(jnp.exp, x).dtype)
+    return x
 
 
 @jax.tree_util.register_static

@@ -8,7 +8,8 @@ stats, (B, H, N, 10) or (B, H, N, 0).
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -68,8 +69,8 @@ def _heads_inside(shape: Sequence[int], like: Tensor) -> Tensor:
     return like.new_empty_strided((batch, heads, rows, size), (rows * heads * size, size, heads * size, 1))
 
 
-def forward(query: Tensor, key: Tensor, value: Tensor, sides: tuple[Tensor | None, ...], stats: Tensor | None,
-            options: tuple[Any, ...]) -> Tensor:
+def forward(query: Tensor, key: Tensor, value: Tensor, sides: Sequence[Any], stats: Tensor | None,
+            options: Sequence[Any]) -> Tensor:
     out = _heads_inside((*query.shape[:3], value.shape[3]), query)
     call(_core.attention, _NAMES, door(query), door(key), door(value), door(out), stats=door(stats),
          **_options(*sides, *options))
@@ -103,7 +104,7 @@ def _attention_shapes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | 
     return _heads_inside((*query.shape[:3], value.shape[3]), query), stats
 
 
-def _gradients(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, sinks: Tensor | None,
+def _gradients(query: Tensor, key: Tensor, value: Tensor, bias: Any, sinks: Any,
                wanted: Sequence[bool]) -> tuple[Tensor, ...]:
     """Room for each gradient that is wanted, and for nothing where one isn't."""
     room = [_heads_inside(given.shape, given) if want else given.new_empty(0)
@@ -156,7 +157,7 @@ def _no_second_gradient(ctx: Any, *_: Tensor) -> None:
     raise RuntimeError("whet.torch.attention can be differentiated once: its gradient has no gradient of its own")
 
 
-def _folded(tensor: Tensor | None, axis: int | None, size: int, batch: int) -> Tensor | None:
+def _folded(tensor: Tensor | None, axis: int | None, size: int, batch: int) -> Any:
     """For vmap: the mapped axis and the batch as one axis."""
     mapped = mapped_first(tensor, axis, size)
     if mapped is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable
+import types
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.autograd import Function
@@ -38,4 +40,5 @@ def recorded(name: str, run: Callable, gradient: Callable, setup: Callable) -> t
 
 
 def _function(name: str, **methods: Callable) -> type[Function]:
-    return type(Function)(name, (Function,), {key: staticmethod(method) for key, method in methods.items()})
+    return types.new_class(name, (Function,), exec_body=lambda body: body.update(
+        {key: staticmethod(method) for key, method in methods.items()}))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,14 @@ _CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 STATS = len(Stats._fields)  # numbers a row
+
+
+# Classes whose values aren't the elements they hold, and what to give instead.
+_REFUSED = {
+    "CausalBias": " of values",
+    "DTensor": "; give {0}.to_local()",
+    "MaskedTensor": "; give {0}.get_data(), and its mask as where or attn_mask",
+}
 
 
 def door(tensor: Tensor | None) -> tuple[Any, ...] | None:
@@ -32,29 +41,38 @@ def settled(rule: str) -> str:
 
 
 def check(tensor: Any, name: str, dtypes: Sequence[torch.dtype] = FLOATS) -> None:
-    """A TypeError that names the argument, unless it is a tensor of one of these dtypes."""
-    if not isinstance(tensor, Tensor):
-        raise TypeError(f"{name}: is a {type(tensor).__name__}, must be a Tensor")
+    """A TypeError that names the argument, unless it is a strided tensor of one of these dtypes."""
+    if not isinstance(tensor, Tensor) or type(tensor).__name__ in _REFUSED:
+        instead = _REFUSED.get(type(tensor).__name__, "")
+        raise TypeError(f"{name}: is a {type(tensor).__name__}, must be a Tensor{instead.format(name)}")
+    if tensor.is_nested or tensor.layout is not torch.strided:
+        layout = "nested" if tensor.is_nested else _text(tensor.layout)
+        raise TypeError(f"{name}: is {layout}, must be a strided tensor")
     if tensor.dtype not in dtypes:
         raise TypeError(f"{name}: its dtype is {_text(tensor.dtype)}, must be {' or '.join(map(_text, dtypes))}")
 
 
-def check_place(**tensors: Tensor | None) -> None:
-    """The same for where and how the elements of a tensor lie; what goes directly needn't be asked."""
+def check_device(**tensors: Tensor | None) -> None:
+    """A ValueError that names the argument, unless it is on the CPU; what goes directly needn't be asked."""
     for name, tensor in tensors.items():
-        if tensor is None:
-            continue
-        if tensor.device.type != "cpu":
+        if tensor is not None and tensor.device.type != "cpu":
             raise ValueError(f"{name}: is on the device {tensor.device}; whet works on the CPU, so give {name}.cpu()")
-        if tensor.layout is not torch.strided or tensor.is_nested:
-            raise TypeError(f"{name}: is sparse or nested, must be a strided tensor")
 
 
-def _text(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+def check_mask(mask: Any, name: str, dtypes: Sequence[torch.dtype]) -> None:
+    """The same as check, for a mask. A class of masks may stand for values that it doesn't hold: if it has a
+    __torch_function__, and that left the call to us, they aren't known."""
+    check(mask, name, dtypes)
+    if type(mask) is Tensor:
+        return
+    own, default = (getattr(kind.__torch_function__, "__func__", None) for kind in (type(mask), Tensor))
+    if own not in (None, default):
+        raise TypeError(f"{name}: is a {type(mask).__name__}, whose __torch_function__ doesn't handle this function; "
+                        f"if it holds its values, give {name}.as_subclass(torch.Tensor)")
 
 
-_keys = torch._C._dispatch_keys
+def _text(name: torch.dtype | torch.layout) -> str:
+    return str(name).removeprefix("torch.").removeprefix("_")
 
 
 def _plain_keys() -> frozenset[int]:
@@ -63,20 +81,32 @@ def _plain_keys() -> frozenset[int]:
     return frozenset(_keys(tensor).raw_repr() for tensor in (torch.empty(0), inference))
 
 
-# A tensor that is anything but memory on the CPU (fake, batched, lazily negated, of another library, ...) has more
-# dispatch keys than these.
-_PLAIN = _plain_keys()
+# What torch has no public name for. In a version without one of these every call goes through torch's dispatcher:
+# slower, with the same results.
+try:
+    _keys = torch._C._dispatch_keys
+    _modes = torch._C._len_torch_dispatch_stack
+    _tracing_state = torch._C._get_tracing_state
+    _functorch_at_work = torch._C._are_functorch_transforms_active
+    _ = forward_ad._current_level
+    # A tensor that is anything but memory on the CPU (fake, batched, lazily negated, of another library, ...) has more
+    # dispatch keys than these.
+    _PLAIN = _plain_keys()
+    HAS_SHORT_CUT = True
+except (AttributeError, TypeError):
+    HAS_SHORT_CUT = False
 
 
 def watched() -> bool:
     """Whether something follows torch's operators as they are called: a compiler, an exporter, a trace."""
-    return (torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack() > 0
-            or torch._C._get_tracing_state() is not None)
+    if not HAS_SHORT_CUT:
+        return torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return torch.compiler.is_compiling() or _modes() > 0 or _tracing_state() is not None
 
 
 def transforming() -> bool:
-    """Whether a transform of torch.func or forward-mode differentiation is at work."""
-    return torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0
+    """Whether a transform of torch.func or forward-mode differentiation is, or may be, at work."""
+    return not HAS_SHORT_CUT or _functorch_at_work() or forward_ad._current_level >= 0
 
 
 def goes_directly(tensors: Iterable[Tensor | None]) -> bool:
@@ -85,7 +115,7 @@ def goes_directly(tensors: Iterable[Tensor | None]) -> bool:
         return False
     recording = torch.is_grad_enabled()
     for tensor in tensors:
-        if tensor is not None and (_keys(tensor).raw_repr() not in _PLAIN or recording and tensor.requires_grad):
+        if tensor is not None and (_keys(tensor).raw_repr() not in _PLAIN or (recording and tensor.requires_grad)):
             return False
     return True
 
@@ -103,7 +133,7 @@ def saved_stats(stats: Tensor) -> Tensor | None:
     return stats if stats.shape[-1] == STATS else None
 
 
-def mapped_first(tensor: Tensor | None, axis: int | None, size: int) -> Tensor | None:
+def mapped_first(tensor: Tensor | None, axis: int | None, size: int) -> Any:
     """For vmap: the tensor with the mapped axis in front, whether it has one or is the same for all."""
     if tensor is None:
         return None

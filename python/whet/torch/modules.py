@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 from whet.rules import Rule, RuleLike, rule as rule_of
 from whet.stats import Stats
-from whet.torch._tensors import FLOATS, check
+from whet.torch._tensors import FLOATS, check_mask
 from whet.torch.attention import attend
 from whet.torch.rows import softmax
 
@@ -68,9 +69,13 @@ class MultiheadAttention(nn.MultiheadAttention):
                  rule: RuleLike | Sequence[RuleLike] = None, hold_beta: bool = False) -> None:
         super().__init__(embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first,
                          device, dtype)
-        self.rule = [rule_of(one) for one in rule] if isinstance(rule, (list, tuple)) else rule_of(rule)
-        if isinstance(self.rule, list) and len(self.rule) != num_heads:
-            raise ValueError(f"rule: {len(self.rule)} given, must be one a head, {num_heads}")
+        self.rule: Rule | list[Rule]
+        if isinstance(rule, str) or not isinstance(rule, Sequence):
+            self.rule = rule_of(rule)
+        elif len(rule) == num_heads:
+            self.rule = [rule_of(one) for one in rule]
+        else:
+            raise ValueError(f"rule: {len(rule)} given, must be one a head, {num_heads}")
         self.hold_beta = hold_beta
 
     def _reset_parameters(self) -> None:
@@ -106,7 +111,7 @@ class MultiheadAttention(nn.MultiheadAttention):
                              "none are stored")
         for mask, name in ((attn_mask, "attn_mask"), (key_padding_mask, "key_padding_mask")):
             if mask is not None:
-                check(mask, name, (torch.bool, *FLOATS))
+                check_mask(mask, name, (torch.bool, *FLOATS))
         batched = query.dim() == 3
         query, key, value = (self._batch_first(x, batched) for x in (query, key, value))
         q, k, v = self._heads(query, key, value)
@@ -126,7 +131,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             weights = self._weights(q, k, mask, bias, causal)
             weights = weights.mean(dim=1) if average_attn_weights else weights
         if not batched:
-            out, weights, stats = (x if x is None else x.squeeze(0) for x in (out, weights, stats))
+            out, weights, stats = (_first(x) for x in (out, weights, stats))
         return (out, weights, Stats._make(stats.unbind(-1))) if return_stats else (out, weights)
 
     def _batch_first(self, x: Tensor, batched: bool) -> Tensor:
@@ -142,7 +147,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             weights = self.in_proj_weight.chunk(3)
         biases = (None,) * 3 if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         q, k, v = (F.linear(x, weight, bias) for x, weight, bias in zip((query, key, value), weights, biases))
-        if self.bias_k is not None:
+        if self.bias_k is not None and self.bias_v is not None:
             k, v = (torch.cat([x, more.expand(x.shape[0], 1, -1)], dim=1)
                     for x, more in ((k, self.bias_k), (v, self.bias_v)))
         if self.add_zero_attn:
@@ -164,6 +169,11 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     def extra_repr(self) -> str:
         return f"{self.embed_dim}, {self.num_heads}, batch_first={self.batch_first}, {_rule_repr(self.rule)}"
+
+
+def _first(x: Tensor | None) -> Any:
+    """Without the batch of one."""
+    return None if x is None else x.squeeze(0)
 
 
 def _rule_repr(rule: Rule | list[Rule]) -> str:
@@ -188,7 +198,8 @@ def _mask_and_bias(attn_mask: Tensor | None, key_padding_mask: Tensor | None, q:
         seen, added = _visible_or_added(key_padding_mask.reshape(batch, 1, 1, -1), q.dtype, extra)
         if mask is not None and seen is not None:
             # Two boolean masks: the small one becomes a bias.
-            seen, added = None, torch.zeros_like(seen, dtype=q.dtype).masked_fill(~seen, -torch.inf)
+            added = torch.zeros_like(seen, dtype=q.dtype).masked_fill(~seen, -torch.inf)
+            seen = None
         mask = seen if mask is None else mask
         bias = added if bias is None else bias if added is None else bias + added
     return mask, bias

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor
@@ -12,9 +12,20 @@ from whet._arguments import flag, integer
 from whet.rules import RuleLike, rule_name
 from whet.stats import Stats
 from whet.torch import _rows_operators
-from whet.torch._tensors import check, check_place, goes_directly, settled, stats_buffer, wants_gradient
+from whet.torch._tensors import check, check_device, check_mask, goes_directly, settled, stats_buffer, wants_gradient
 
 
+@overload
+def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, rule: RuleLike = None,
+            where: Tensor | None = None, hold_beta: bool = False, return_stats: Literal[False] = False) -> Tensor: ...
+@overload
+def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, rule: RuleLike = None,
+            where: Tensor | None = None, hold_beta: bool = False,
+            return_stats: Literal[True]) -> tuple[Tensor, Stats]: ...
+@overload
+def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, rule: RuleLike = None,
+            where: Tensor | None = None, hold_beta: bool = False,
+            return_stats: bool) -> Tensor | tuple[Tensor, Stats]: ...
 def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, rule: RuleLike = None,
             where: Tensor | None = None, hold_beta: bool = False, return_stats: bool = False) -> Any:
     """softmax(beta input) along a dimension, with the beta of each row chosen by a rule.
@@ -56,10 +67,10 @@ def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, r
     where = _with_axes(where, input)
     name = settled(rule_name(rule) or "none")
     if goes_directly((input, where)):
-        stats = stats_buffer(_rows_operators.rows_of(input, dim), True, input) if return_stats else None
+        stats: Any = stats_buffer(_rows_operators.rows_of(input, dim), True, input) if return_stats else None
         out = _rows_operators.forward(input, dim, name, where, stats)
     else:
-        check_place(input=input, where=where)
+        check_device(input=input, where=where)
         with_stats = return_stats or wants_gradient((input,))
         out, stats = _rows_operators.softmax(input, dim, name, where, with_stats, hold_beta)
     return (out, Stats._make(stats.unbind(-1))) if return_stats else out
@@ -69,7 +80,7 @@ def _of_a_number(input: Tensor, dim: int, rule: RuleLike, where: Tensor | None, 
                  return_stats: bool) -> Any:
     """A tensor without dimensions is a row of one key, as in torch.softmax."""
     _place(dim, 1)
-    result = softmax(input.unsqueeze(0), 0, rule=rule, where=where, hold_beta=hold_beta, return_stats=return_stats)
+    result: Any = softmax(input.unsqueeze(0), 0, rule=rule, where=where, hold_beta=hold_beta, return_stats=return_stats)
     return (result[0].squeeze(0), result[1]) if return_stats else result.squeeze(0)
 
 
@@ -83,7 +94,7 @@ def _place(dim: int, axes: int) -> int:
 def _with_axes(where: Tensor | None, input: Tensor) -> Tensor | None:
     if where is None:
         return None
-    check(where, "where", (torch.bool,))
+    check_mask(where, "where", (torch.bool,))
     missing = input.dim() - where.dim()
     if missing < 0:
         raise ValueError(f"where: has {where.dim()} dimensions, must have at most {input.dim()}")

@@ -93,12 +93,21 @@ def test_heads_and_no_batch(heads):
     assert stats.beta.shape == (T, heads)
 
 
+def test_none_is_no_limit():
+    arrays = qkv()
+    assert jnp.array_equal(attention(*arrays, softcap=None), attention(*arrays))
+    assert jnp.array_equal(attention(*arrays, local_window_size=(None, None)), attention(*arrays))
+    many = 1 << 20
+    for window, limits in (((2, None), (2, many)), ((None, 1), (many, 1))):
+        close(attention(*arrays, local_window_size=window), jax.nn.dot_product_attention(*arrays, local_window_size=limits))
+
+
 def test_residual():
     arrays = qkv()
-    (out, residual), (_, expected) = (f(*arrays, is_causal=True, return_residual=True)
-                                      for f in (attention, jax.nn.dot_product_attention))
+    (_, residual), (_, expected) = (f(*arrays, is_causal=True, return_residual=True)
+                                    for f in (attention, jax.nn.dot_product_attention))
     close(residual, expected)
-    out, residual, stats = attention(*arrays, rule="paper", return_residual=True, return_stats=True)
+    _, residual, stats = attention(*arrays, rule="paper", return_residual=True, return_stats=True)
     close(residual, stats.log_sum_exp)
 
 
@@ -190,7 +199,7 @@ def test_zero_sizes(queries, keys, batch):
     bias, sinks = jnp.zeros((1, 1, queries, keys)), jnp.zeros(2)
     out, stats = attention(q, k, k, bias, sinks=sinks, rule="paper", return_stats=True)
     assert out.shape == q.shape and (out == 0).all() and stats.beta.shape == (batch, queries, 2)
-    loss = lambda *a: attention(*a[:4], sinks=a[4], rule="paper").sum()  # noqa: E731
+    loss = lambda *a: attention(*a[:4], sinks=a[4], rule="paper").sum()
     gradients = jax.grad(loss, (0, 1, 2, 3, 4))(q, k, k, bias, sinks)
     assert [g.shape for g in gradients] == [q.shape, k.shape, k.shape, bias.shape, (2,)]
     assert all((g == 0).all() for g in gradients)

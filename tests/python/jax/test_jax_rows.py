@@ -71,6 +71,39 @@ def test_integers(dtype):
     close(softmax(unsigned), jax.nn.softmax(x))
 
 
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("dtype", [jnp.bool_, jnp.int8, jnp.uint8, jnp.int32, jnp.int64, jnp.bfloat16, jnp.float64])
+def test_dtypes_with_where(dtype, x64):
+    """Integers and booleans become what jax.nn.softmax makes of them, which depends on where and on x64."""
+    with jax.enable_x64(x64):
+        x, where = jnp.arange(5).astype(dtype), jnp.array([True, False, True, True, False])
+        found, expected = softmax(x, where=where), jax.nn.softmax(x, where=where)
+        assert found.dtype == expected.dtype
+        close(found, expected, 1e-2 if x.dtype == jnp.bfloat16 else 1e-14 if found.dtype == jnp.float64 else 2e-6)
+        compiled = jax.jit(softmax)(x, where=where)
+        assert compiled.dtype == expected.dtype and jnp.array_equal(compiled, found)
+
+
+@pytest.mark.parametrize("dtype", [jnp.int8, jnp.int32, jnp.int64, jnp.float64])
+def test_dtypes_under_x64(dtype):
+    with jax.enable_x64(True):
+        x = jnp.arange(5).astype(dtype)
+        assert softmax(x).dtype == jax.nn.softmax(x).dtype
+        close(softmax(x), jax.nn.softmax(x), 1e-14 if softmax(x).dtype == jnp.float64 else 2e-6)
+
+
+def test_booleans_need_a_mask():
+    """As in JAX, which subtracts them only then."""
+    for function in (softmax, jax.nn.softmax):
+        with pytest.raises(TypeError, match="bool"):
+            function(jnp.array([True, False]))
+
+
+def test_masked_arrays_are_refused():
+    with pytest.raises((TypeError, ValueError), match="^x: .*masked"):
+        softmax(np.ma.masked_array([1.0, 2.0], mask=[True, False]))
+
+
 def test_many_axes():
     """More than whet itself takes; with a mask for which neighbouring axes can't all be made one."""
     x = normal(*(2,) * 11)
@@ -100,7 +133,7 @@ def test_gradients_with_a_rule(rule, hold_beta):
     with jax.enable_x64(True):
         x, c = 2 * normal(3, 12, dtype=jnp.float64), normal(3, 12, seed=1, dtype=jnp.float64)
         where = jnp.arange(12) != 5
-        weights, stats = softmax(x, where=where, rule=rule, return_stats=True)
+        _, stats = softmax(x, where=where, rule=rule, return_stats=True)
         assert stats.beta.dtype == jnp.float64
         given = jax.grad(lambda x: (softmax(x, where=where, rule=rule, hold_beta=hold_beta) * c).sum())(x)
         if hold_beta:

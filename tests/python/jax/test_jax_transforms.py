@@ -140,7 +140,7 @@ def test_scan_and_checkpoint():
     unrolled = jax.grad(lambda x: (once(3 * once(3 * once(3 * x)))**2).sum())(x)
     close(plain, unrolled)
     q = normal(1, 4, 2, 8)
-    function = lambda q: (attention(q, q, q, is_causal=True, rule="paper")**2).sum()  # noqa: E731
+    function = lambda q: (attention(q, q, q, is_causal=True, rule="paper")**2).sum()
     same(jax.grad(jax.checkpoint(function))(q), jax.grad(function)(q))
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 
-torch = pytest.importorskip("torch", minversion="2.4")
+torch = pytest.importorskip("torch", minversion="2.6")
 import whet
 from torch.nn.functional import scaled_dot_product_attention
 from whet.torch import attention
@@ -97,6 +97,47 @@ def test_grouped_heads_have_to_be_asked_for():
         attention(*given)
     with pytest.raises(ValueError, match="^key"):
         attention(*inputs(key_heads=3), enable_gqa=True)
+
+
+@pytest.mark.parametrize("key_heads, value_heads", [(1, 4), (4, 2), (2, 4), (2, 3), (6, 4)])
+def test_key_and_value_in_groups_of_their_own(key_heads, value_heads):
+    heads = 12
+    q, k, _ = inputs(heads=heads, key_heads=key_heads)
+    _, _, v = inputs(heads=heads, key_heads=value_heads)
+    same_as_torch([q, k, v], enable_gqa=True)
+    same_as_torch([q[0], k[0], v[0]], enable_gqa=True, is_causal=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int64])
+def test_scale_as_a_tensor(dtype):
+    given = inputs()
+    scale = torch.tensor(2.0).to(dtype)
+    torch.testing.assert_close(attention(*given, scale=scale), attention(*given, scale=2.0))
+    torch.testing.assert_close(attention(*given, scale=scale), scaled_dot_product_attention(*given, scale=scale.item()))
+
+
+def test_scale_that_is_learned():
+    given = inputs(dtype=torch.float64)
+    scale = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda scale: attention(*given, scale=scale, rule="paper"), scale)
+    compiled = torch.compile(lambda *given: attention(*given, scale=scale), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*given), attention(*given, scale=scale))
+
+
+def test_none_is_no_limit():
+    given = inputs()
+    assert torch.equal(attention(*given, softcap=None), attention(*given))
+    for window in [(2, None), (None, 1), (None, None)]:
+        limits = tuple(-1 if side is None else side for side in window)
+        assert torch.equal(attention(*given, window=window), attention(*given, window=limits))
+
+
+def test_lengths_as_a_list():
+    given = inputs()
+    expected = attention(*given, lengths=torch.tensor([9, 4]))
+    assert torch.equal(attention(*given, lengths=[9, 4]), expected)
+    assert torch.equal(attention(*given, lengths=(9, torch.tensor(4))), expected)
+    assert attention(*inputs((0,)), lengths=[]).shape == (0, 4, 5, 8)
 
 
 def test_sizes_of_values():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-torch = pytest.importorskip("torch", minversion="2.4")
+torch = pytest.importorskip("torch", minversion="2.6")
 import whet.torch
 
 ROOT = Path(__file__).resolve().parents[3]

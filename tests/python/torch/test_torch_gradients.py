@@ -3,7 +3,7 @@
 import oracle
 import pytest
 
-torch = pytest.importorskip("torch", minversion="2.4")
+torch = pytest.importorskip("torch", minversion="2.6")
 from whet.torch import attention, softmax
 
 # Targets are met within 2e-6: a difference over 1e-3 sees that.

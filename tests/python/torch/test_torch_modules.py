@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-torch = pytest.importorskip("torch", minversion="2.4")
+torch = pytest.importorskip("torch", minversion="2.6")
 from torch import nn
 from whet.torch import MultiheadAttention, Softmax, softmax
 

@@ -4,7 +4,7 @@ import numpy as np
 import oracle
 import pytest
 
-torch = pytest.importorskip("torch", minversion="2.4")
+torch = pytest.importorskip("torch", minversion="2.6")
 import whet
 from whet.torch import softmax
 

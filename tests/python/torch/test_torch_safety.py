@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from memory import growth
 
-torch = pytest.importorskip("torch", minversion="2.4")
+torch = pytest.importorskip("torch", minversion="2.6")
 from whet.torch import attention, softmax
 
 
@@ -58,12 +58,18 @@ def test_softmax(kind, name, arguments, options):
     (ValueError, "dropout_p", (Q, K, V, None, 0.1), {}), (TypeError, "is_causal", (Q, K, V), {"is_causal": "yes"}),
     (TypeError, "enable_gqa", (Q, K, V), {"enable_gqa": 1}), (TypeError, "scale", (Q, K, V), {"scale": "1"}),
     (ValueError, "scale", (Q, K, V), {"scale": float("inf")}), (ValueError, "softcap", (Q, K, V), {"softcap": -1.0}),
-    (TypeError, "softcap", (Q, K, V), {"softcap": None}), (ValueError, "sinks", (Q, K, V), {"sinks": torch.zeros(3)}),
+    (TypeError, "softcap", (Q, K, V), {"softcap": "3"}), (ValueError, "sinks", (Q, K, V), {"sinks": torch.zeros(3)}),
     (TypeError, "sinks", (Q, K, V), {"sinks": [0.0] * 4}), (TypeError, "window", (Q, K, V), {"window": "3"}),
     (TypeError, "window", (Q, K, V), {"window": (1, 2, 3)}), (ValueError, "window", (Q, K, V), {"window": (-2, 0)}),
     (ValueError, "align", (Q, K, V), {"align": "middle"}),
     (TypeError, "lengths", (Q, K, V), {"lengths": torch.ones(1)}),
-    (ValueError, "lengths", (Q, K, V), {"lengths": torch.tensor([6])}),
+    (ValueError, "lengths", (Q, K, V), {"lengths": torch.tensor([6])}), (TypeError, "lengths", (Q, K, V), {"lengths": 3}),
+    (TypeError, "lengths", (Q, K, V), {"lengths": [2.5]}), (TypeError, "lengths", (Q, K, V), {"lengths": ["2"]}),
+    (ValueError, "lengths", (Q, K, V), {"lengths": [2, 2]}), (TypeError, "window", (Q, K, V), {"window": (2, "3")}),
+    (ValueError, "scale", (Q, K, V), {"scale": torch.ones(1)}), (TypeError, "scale", (Q, K, V), {"scale": X.bool()[0, 0]}),
+    (ValueError, "scale", (Q, K, V), {"scale": torch.ones((), device="meta")}),
+    (ValueError, "key", (Q, K[:, :3], V[:, :2]), {"enable_gqa": True}),
+    (ValueError, "value", (Q, K[:, :2], V[:, :3]), {"enable_gqa": True}),
     (ValueError, "rule", (Q, K, V), {"rule": ["paper"] * 3}), (TypeError, "rule", (Q, K, V), {"rule": [1] * 4}),
     (TypeError, "return_stats", (Q, K, V), {"return_stats": 1})])
 def test_attention(kind, name, arguments, options):

@@ -2,7 +2,7 @@
 
 import pytest
 
-torch = pytest.importorskip("torch", minversion="2.4")
+torch = pytest.importorskip("torch", minversion="2.6")
 import whet
 from torch.nn.functional import scaled_dot_product_attention
 from whet.torch import attention, softmax
