@@ -53,6 +53,14 @@ def test_exports_nothing_but_whet(prefix):
     assert {n.split(".so")[0] for n in needed} <= {"libhwy", "libstdc++", "libm", "libgcc_s", "libc", "ld-linux-x86-64"}
 
 
+def test_stays_in_memory_for_its_workers(prefix, tmp_path):
+    library = next(prefix.rglob("libwhet.so"))
+    run("gcc", "-Wall", "-Wextra", "-Werror", HERE / "unload.c", "-o", tmp_path / "unload", f"-I{prefix}/include", "-ldl")
+    assert run(tmp_path / "unload", library) == "unloaded 20 times\n"
+    # gcc's unique symbols keep a library by accident; this keeps it whatever the compiler.
+    assert "NODELETE" in run("readelf", "-d", library)
+
+
 def test_public_headers_stand_alone(prefix, tmp_path):
     """Each compiles by itself under strict warnings, and no Highway header hides behind one."""
     for header in sorted((prefix / "include/whet").glob("*.h")):
