@@ -25,12 +25,13 @@ WHET_API double horizon(double spread, double weight, double beta = 1);
 // The largest weight that a softmax over this many keys (1 or more) of this spread can give any of them:
 //     1 / (1 + (keys - 1) e^(-beta spread))
 // the other way round of horizon(). Reached by one key at the top of the range and all others at its bottom.
-// Infinitely many keys of infinite spread: 1.
+// Infinitely many keys: 0, as they leave nothing to any of them, unless the spread is infinite too: 1.
 WHET_API double largest_weight(double keys, double spread, double beta = 1);
 
 // The paper's lemma: every weight of such a softmax lies between
 //     e^(-beta spread) / keys   and   e^(beta spread) / keys,
-// the upper one cut at 1, which no weight exceeds. It is never below largest_weight().
+// the upper one cut at 1, which no weight exceeds. It is never below largest_weight(). Infinitely many keys:
+// as there.
 struct WeightBounds {
   double lower;
   double upper;

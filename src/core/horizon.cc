@@ -118,14 +118,15 @@ double horizon(double spread, double weight, double beta) {
 double largest_weight(double keys, double spread, double beta) {
   check_keys(keys);
   const double least = std::exp(-sharpened(spread, beta));
-  return least == 0 ? 1 : 1 / (1 + (keys - 1) * least);
+  if (std::isinf(keys)) return std::isinf(spread) ? 1 : 0;
+  return 1 / (1 + (keys - 1) * least);
 }
 
 WeightBounds paper_bounds(double keys, double spread, double beta) {
   check_keys(keys);
   const double d = sharpened(spread, beta);
-  const double upper = std::exp(d) / keys;
-  return {std::exp(-d) / keys, upper < 1 ? upper : 1};  // 1 also for infinity / infinity
+  if (std::isinf(keys)) return {0, std::isinf(spread) ? 1.0 : 0.0};
+  return {std::exp(-d) / keys, std::min(std::exp(d) / keys, 1.0)};
 }
 
 double largest_singular_value(ConstView matrix) {
@@ -156,10 +157,11 @@ double spread_bound(const HeadNorms& norms) {
   check(norms.key_gain, "key_gain");
   check(norms.key_input, "key_input");
   check(norms.scale, "scale");
-  const double query = norms.query_gain * norms.query_input + norms.query_bias;
-  const double key = norms.key_gain * norms.key_input;
-  // Where one factor is 0 another may have overflowed.
-  return query == 0 || key == 0 || norms.scale == 0 ? 0 : 2 * query * key * norms.scale;
+  // Part of the product may leave the range of double where the whole doesn't.
+  using Wide = long double;
+  const Wide query = Wide{norms.query_gain} * norms.query_input + norms.query_bias;
+  const Wide key = Wide{norms.key_gain} * norms.key_input;
+  return static_cast<double>(2 * query * key * norms.scale);
 }
 
 }  // namespace whet

@@ -60,7 +60,12 @@ TEST(Horizon, InfinityIsAnAnswer) {
   EXPECT_EQ(horizon(1000, 0.5), kInfinity);
   EXPECT_EQ(horizon(kInfinity, 0.5), kInfinity);
   EXPECT_EQ(horizon(kInfinity, 1), 1);
-  EXPECT_EQ(largest_weight(kInfinity, 6), 0);
+  for (double finite : {6.0, 1000.0, 1e300}) {  // however large, endless keys leave nothing
+    EXPECT_EQ(largest_weight(kInfinity, finite), 0);
+    EXPECT_EQ(largest_weight(kInfinity, finite, 1e100), 0);
+    EXPECT_EQ(paper_bounds(kInfinity, finite).lower, 0);
+    EXPECT_EQ(paper_bounds(kInfinity, finite).upper, 0);
+  }
   EXPECT_EQ(largest_weight(1e300, kInfinity), 1);
   EXPECT_EQ(largest_weight(kInfinity, kInfinity), 1);
   EXPECT_EQ(paper_bounds(kInfinity, kInfinity).lower, 0);
@@ -310,6 +315,20 @@ TEST(SpreadBound, OfNothingIsZeroWhateverElseIsHuge) {
   EXPECT_EQ(spread_bound({.query_gain = 0, .query_input = 1, .key_gain = 1e200, .key_input = 1e200}), 0);
   EXPECT_EQ(spread_bound({.query_gain = 1e200, .query_input = 1e200, .key_gain = 1, .key_input = 1}),
             kInfinity);
+}
+
+TEST(SpreadBound, OnlyTheWholeProductMayLeaveTheRange) {
+  for (double tiny : {1e-200, 1e-300}) {
+    const double huge = 1 / tiny;
+    EXPECT_NEAR(spread_bound({.query_gain = tiny, .query_input = tiny, .key_gain = huge, .key_input = huge}),
+                2, 1e-12);
+    EXPECT_NEAR(spread_bound({.query_gain = huge, .query_input = huge, .key_gain = tiny, .key_input = tiny}),
+                2, 1e-12);
+    EXPECT_NEAR(
+        spread_bound(
+            {.query_gain = 1, .query_input = huge, .key_gain = huge, .key_input = tiny, .scale = tiny}),
+        2, 1e-12);
+  }
 }
 
 TEST(SpreadBound, RefusesNormsThatAreNone) {
