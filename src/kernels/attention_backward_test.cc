@@ -111,7 +111,8 @@ void check_size(const Shape& shape, DType type, Random& random) {
 
 TEST(AttentionGradient, EqualsTheOracleForEverySize) {
   Random random(2);
-  const std::vector<std::int64_t> sizes = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 31, 33, 64, 65, 128, 256};
+  const std::vector<std::int64_t> sizes = {1,  2,  3,  4,  5,  7,   8,   9,   15,  16,
+                                           17, 31, 33, 64, 65, 128, 256, 257, 512, 576};
   for (std::size_t n = 0; n < sizes.size(); ++n) {
     const std::int64_t other = sizes[(n * 5 + 3) % sizes.size()];
     check_size({1, 2, 1, 7, 13, sizes[n], other}, DType::f32, random);
@@ -426,6 +427,35 @@ TEST(AttentionGradientEdge, NaNInAVisibleLogitBreaksWhatItsRowTouches) {
     SCOPED_TRACE(rule.rule.name());
     for_each_target([&] { check(p); });
   }
+}
+
+// Keys past the length get nothing from a row of NaN, whether its query or its bias is.
+TEST(AttentionGradientEdge, RowsOfNaNDontTouchKeysPastTheirLength) {
+  for_each_target([] {
+    for (const RuleCase& rule : rule_cases()) {
+      for (const bool in_bias : {false, true}) {
+        Random random(18);
+        oracle::Attention p = draw_problem(random, {2, 2, 1, 9, 20, 4, 4}, DType::f32);
+        p.rules = {rule.plain};
+        p.lengths = {11, 20};
+        p.bias = draw_array(random, {2, 2, 9, 20}, DType::f32);
+        if (in_bias) {
+          p.bias.values[p.bias.position({0, 1, 5, 3})] = kNaN;
+        } else {
+          p.q.values[p.q.position({0, 1, 5, 2})] = kNaN;
+        }
+        SCOPED_TRACE(rule.rule.name());
+        check(p);
+        AttentionCall call(p, DType::f32, DType::f32);
+        call.options.stats = {};
+        call.backward();
+        for (const Placed* gradient : {&call.dk, &call.dv}) {
+          const std::vector<double> values = gradient->values();
+          for (std::size_t i = 11 * 4; i < 20 * 4; ++i) ASSERT_EQ(values[i], 0) << "element " << i;
+        }
+      }
+    }
+  });
 }
 
 // ---- What is asked for, and how ----

@@ -4,6 +4,7 @@
 #include <whet/softmax.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 #include "kernels/row_job.h"
@@ -23,15 +24,29 @@ namespace HWY_NAMESPACE {
 
 using kernels::RowJob;
 
-// Every gradient of the row the same: 0 for keys past its length, NaN where the row is NaN.
+// The gradient 0 for keys from `begin` on.
 template <typename T>
-HWY_INLINE void FillGradient(const RowJob& job, std::byte* din, std::int64_t begin, T value) {
+HWY_INLINE void ClearGradient(const RowJob& job, std::byte* din, std::int64_t begin) {
   const core::RowArray& out = job.out;
-  T block[kBlock];
-  std::fill_n(block, kBlock, value);
+  static constexpr T kZeros[kBlock] = {};
   for (std::int64_t i = begin; i < job.rows.keys(); i += kBlock) {
     std::byte* target = din + i * out.key_stride * core::element_bytes(out.dtype);
-    StoreRow(block, out.dtype, out.key_stride, std::min(kBlock, job.rows.keys() - i), target);
+    StoreRow(kZeros, out.dtype, out.key_stride, std::min(kBlock, job.rows.keys() - i), target);
+  }
+}
+
+// The gradient of a row that holds NaN or +inf: NaN for visible keys.
+template <typename T>
+HWY_NOINLINE void BreakGradient(const RowJob& job, std::byte* din, const T* x, std::int64_t n) {
+  const core::RowArray& out = job.out;
+  T block[kBlock];
+  for (std::int64_t i = 0; i < n; i += kBlock) {
+    const std::int64_t size = std::min(kBlock, n - i);
+    std::transform(x + i, x + i + size, block, [](T logit) {
+      return logit == kMinusInfinity<T> ? T(0) : std::numeric_limits<T>::quiet_NaN();
+    });
+    StoreRow(static_cast<const T*>(block), out.dtype, out.key_stride, size,
+             din + i * out.key_stride * core::element_bytes(out.dtype));
   }
 }
 
@@ -54,20 +69,20 @@ HWY_INLINE void BackwardRowsOf(const RowJob& job, std::int64_t begin, std::int64
     } else {
       stats = job.saved_stats[static_cast<std::size_t>(row)];
     }
-    if (!(stats.count > 0)) {
-      FillGradient(job, din, 0, static_cast<T>(stats.count));  // no visible key: 0; NaN otherwise
-      continue;
+    if (stats.count > 0) {
+      const BackwardRow<T> current{.x = x,
+                                   .n = n,
+                                   .max = static_cast<T>(stats.max),
+                                   .stats = stats,
+                                   .dout = job.dout.data + cursor.offset(1) * bytes,
+                                   .din = din,
+                                   .dout_array = job.dout,
+                                   .din_array = job.out};
+      BackwardRowOf(current, job.rule, job.through_rule);
+    } else if (std::isnan(stats.count)) {
+      BreakGradient(job, din, x, n);
     }
-    const BackwardRow<T> current{.x = x,
-                                 .n = n,
-                                 .max = static_cast<T>(stats.max),
-                                 .stats = stats,
-                                 .dout = job.dout.data + cursor.offset(1) * bytes,
-                                 .din = din,
-                                 .dout_array = job.dout,
-                                 .din_array = job.out};
-    BackwardRowOf(current, job.rule, job.through_rule);
-    FillGradient(job, din, n, T(0));
+    ClearGradient<T>(job, din, stats.count == 0 ? 0 : n);
   }
 }
 

@@ -111,6 +111,49 @@ TEST(SoftmaxGradient, IsZeroForHiddenKeys) {
   });
 }
 
+// By length, mask or a logit of -inf; with and without the stats of forward.
+template <typename T>
+void check_hidden_keys_of_broken_rows(const RuleCase& rule, double poison) {
+  constexpr std::size_t kKeys = 40, kLength = 23;
+  Random random(13);
+  std::vector<T> x = gaussian_row<T>(random, kKeys), w(kKeys);
+  const std::vector<T> g = gaussian_row<T>(random, kKeys);
+  bool flags[kKeys];
+  for (std::size_t i = 0; i < kKeys; ++i) flags[i] = i % 5 != 0;
+  x[2] = static_cast<T>(poison);
+  x[7] = -std::numeric_limits<T>::infinity();
+  const std::int64_t length[] = {kLength};
+  const Dims sizes = {kKeys};
+  RowStats stats{};
+  softmax(ConstView(x.data(), sizes), View(w.data(), sizes),
+          {.rule = rule.rule, .mask = {flags, sizes}, .lengths = length, .stats = std::span(&stats, 1)});
+  for (const bool saved : {false, true}) {
+    std::vector<T> dx(kKeys, T{7});
+    softmax_backward(ConstView(x.data(), sizes), ConstView(g.data(), sizes), View(dx.data(), sizes),
+                     {.rule = rule.rule,
+                      .mask = {flags, sizes},
+                      .lengths = length,
+                      .stats = std::span<const RowStats>(&stats, saved ? 1 : 0)});
+    for (std::size_t i = 0; i < kKeys; ++i) {
+      const bool hidden = i >= kLength || !flags[i] || i == 7;
+      EXPECT_TRUE(hidden ? dx[i] == T{0} : std::isnan(dx[i])) << "key " << i << ", " << dx[i];
+      EXPECT_TRUE(i < kLength || w[i] == T{0}) << "key " << i << ", " << w[i];
+    }
+  }
+}
+
+TEST(SoftmaxGradient, IsZeroForHiddenKeysOfBrokenRows) {
+  for_each_target([] {
+    for (const RuleCase& rule : rule_cases()) {
+      for (const double poison : {kNaN, kInfinity}) {
+        SCOPED_TRACE("poison " + std::to_string(poison) + ", rule " + rule.rule.name());
+        check_hidden_keys_of_broken_rows<float>(rule, poison);
+        check_hidden_keys_of_broken_rows<double>(rule, poison);
+      }
+    }
+  });
+}
+
 TEST(SoftmaxGradient, IsZeroForRowsWithoutVisibleKeysAndNeverNaN) {
   for_each_target([] {
     Random random(4);
