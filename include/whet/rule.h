@@ -65,7 +65,7 @@ class WHET_API Rule {
   double hold() const { return hold_; }
   std::span<const double> coefficients() const { return {coefficients_.data(), terms_}; }
 
-  // beta for a row of this state. A rule that solves() needs the row itself: Error.
+  // beta for a row of this state; NaN if its keys hold NaN. A rule that solves() needs the row: Error.
   double beta(const RowState& state) const;
 
   // d beta / dH at this state; 0 for rules that don't depend on H and on the constant side of a kink.

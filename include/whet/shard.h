@@ -28,7 +28,7 @@
 namespace whet {
 
 // Where a shard lies: keys [first_key, first_key + M) of all_keys. Packed sequences can't be cut (Error).
-// Sinks belong to the shard with first_key = 0.
+// Sinks belong to the shard that holds key 0.
 struct Shard {
   std::int64_t first_key = 0;
   std::int64_t all_keys = 0;
@@ -52,7 +52,8 @@ WHET_API void shard_sums(ConstView q, ConstView k, const Shard& shard, std::span
                          std::span<RowSums> out, const AttentionOptions& options = {});
 
 // out = sum of e v, unnormalised, in the type of the arithmetic (f32; f64 for f64), and mass = sum of e.
-// A row whose merged max is -inf or whose beta is NaN gives 0, or NaN.
+// A row whose beta is NaN gives NaN. One whose merged max is -inf or NaN gives 0 otherwise: no shard has a
+// visible key for it.
 WHET_API void shard_attention(ConstView q, ConstView k, ConstView v, const Shard& shard,
                               std::span<const RowScale> rows, View out, std::span<double> mass,
                               const AttentionOptions& options = {});
@@ -63,8 +64,8 @@ WHET_API void merge_outputs(std::span<const ConstView> outs, std::span<const std
                             View out);
 
 // The search of target_entropy and target_peak for one row whose keys lie in several places. Its first
-// beta() is 1 and needs all five sums there; later ones don't need w. Ends within 2e-6 of the target
-// or where a beta can't come closer (several keys at the maximum: a large beta, at most 2^60).
+// beta() is 1 and needs all five sums there; later ones don't need w. Ends within 1e-6 of the target
+// or where a beta can't come closer (ties at the maximum: a large one, up to 2^60). A row of NaN: NaN.
 class WHET_API BetaSearch {
  public:
   BetaSearch(const Rule& rule, const RowState& merged);  // Error unless rule.solves()

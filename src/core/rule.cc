@@ -222,8 +222,9 @@ double Rule::polynomial_at(double entropy) const {
 
 double Rule::beta(const RowState& state) const {
   if (solves()) throw Error("rule: " + name() + " needs the row, not only its state");
-  if (state.count <= 1) return 1;
+  if (state.count == 0) return 1;
   if (std::isnan(state.z)) return state.z;
+  if (state.count == 1) return 1;
   double value = 1;
   switch (kind_) {
     case Kind::fixed:

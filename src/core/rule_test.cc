@@ -118,6 +118,10 @@ TEST(Rules, RowsOfNoOrOneKeyHaveBetaOne) {
 TEST(Rules, BetaIsNaNForABrokenRow) {
   RowState broken{3, kNaN, kNaN, kNaN, kNaN, kNaN};
   EXPECT_TRUE(std::isnan(Rule::paper().beta(broken)));
+  broken.count = 1;
+  EXPECT_TRUE(std::isnan(Rule::paper().beta(broken)));
+  broken.count = 0;  // a sink of NaN and no key
+  EXPECT_EQ(Rule::paper().beta(broken), 1);
 }
 
 TEST(Rules, PolynomialHoldsItsLastValue) {

@@ -172,7 +172,9 @@ struct BetaSearch::Search {
 
 BetaSearch::BetaSearch(const Rule& rule, const RowState& merged) {
   if (!rule.solves()) fail("rule", "is " + rule.name() + ", must be target-entropy or target-peak");
-  search_ = std::make_unique<Search>(Search{.rule = rule, .done = merged.count <= 1 || std::isnan(merged.z)});
+  const bool broken = merged.count > 0 && std::isnan(merged.z);
+  search_ = std::make_unique<Search>(
+      Search{.rule = rule, .done = merged.count <= 1 || broken, .beta = broken ? merged.z : 1});
 }
 
 BetaSearch::BetaSearch(BetaSearch&& other) noexcept = default;

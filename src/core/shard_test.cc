@@ -110,13 +110,17 @@ TEST(BetaSearch, EndsAfterOneExchangeIfTheRowIsSharpEnough) {
 TEST(BetaSearch, IsDoneAtOnceWhereNothingIsToBeFound) {
   const double nan = std::numeric_limits<double>::quiet_NaN();
   const RowState nothing, one{1, 3, 3, 1, 0, 0}, broken{5, nan, nan, nan, nan, nan};
-  for (const RowState& state : {nothing, one, broken}) {
+  const RowState broken_sink{0, nan, nan, nan, nan, nan};  // without a visible key it doesn't count
+  for (const RowState& state : {nothing, one, broken_sink}) {
     BetaSearch search(Rule::target_peak(0.9), state);
     EXPECT_TRUE(search.done());
     EXPECT_EQ(search.beta(), 1);
     search.absorb({});  // and stays so
     EXPECT_EQ(search.beta(), 1);
   }
+  BetaSearch search(Rule::target_peak(0.9), broken);
+  EXPECT_TRUE(search.done());
+  EXPECT_TRUE(std::isnan(search.beta()));
 }
 
 TEST(BetaSearch, EqualLogitsKeepBetaOne) {

@@ -37,10 +37,11 @@ HWY_INLINE const T* VectorOf(const core::Grid& grid, std::int64_t batch, std::in
   return buffer;
 }
 
-// The sink of a row's head; -inf if there is none, or if another shard has it.
+// The sink of a row's head; -inf if there is none, or if another shard has it: that of key 0. (Without any
+// key no row sees one, and the sink doesn't count.)
 template <typename T>
 HWY_INLINE T SinkOf(const core::AttentionJob& job, std::int64_t head) {
-  if (job.sinks.data == nullptr || job.shard.first_key > 0) return kMinusInfinity<T>;
+  if (job.sinks.data == nullptr || job.shard.first_key > 0 || job.shape.keys == 0) return kMinusInfinity<T>;
   return Element<T>(job.sinks, job.sinks.at(0, head, 0));
 }
 
@@ -104,9 +105,9 @@ HWY_INLINE RowOutcome<T> ScaledRow(const AttentionRun& run, std::int64_t row, T*
   T* keys = x + range.begin;
   outcome.beta = scale.beta;
   outcome.top = static_cast<T>(scale.max);
-  if (std::isnan(scale.max) || std::isnan(scale.beta)) {
-    outcome.sums.z = std::numeric_limits<double>::quiet_NaN();
-  } else if (scale.max > -std::numeric_limits<double>::infinity()) {
+  if (std::isnan(scale.beta)) {
+    outcome.sums.z = scale.beta;
+  } else if (scale.max > -std::numeric_limits<double>::infinity()) {  // not NaN
     outcome.sums = run.pass == Pass::sums
                        ? Measure<4>(keys, static_cast<T*>(nullptr), n, outcome.top, scale.beta)
                        : Measure<0>(keys, keys, n, outcome.top, scale.beta);

@@ -100,6 +100,17 @@ TEST(Shards, GiveAttentionOverTiles) {
   });
 }
 
+TEST(Shards, GiveAttentionOfLargeHeads) {
+  for_each_target([] {
+    for (const std::int64_t N : {1, 9}) {
+      Random random(11);
+      oracle::Attention p = draw_problem(random, {1, 2, 1, N, 61, 576, 512}, DType::f32);
+      p.scale = 1 / 24.0;
+      check(p, DType::f32, {0, 17, 61});
+    }
+  });
+}
+
 TEST(Shards, MayBeMergedInAnyOrder) {
   for_each_target([] {
     for (const RuleCase& rule : rule_cases()) {
@@ -112,7 +123,7 @@ TEST(Shards, MayBeMergedInAnyOrder) {
   });
 }
 
-// A sink lies in the first shard, also for rows that see no key there; a row that sees none anywhere is 0.
+// A sink lies in the shard of key 0, also for rows that see no key there; a row that sees none anywhere is 0.
 TEST(Shards, CountASinkOnce) {
   for_each_target([] {
     for (const RuleCase& rule : rule_cases()) {
@@ -125,7 +136,7 @@ TEST(Shards, CountASinkOnce) {
         const std::int64_t first = i == 5 ? 20 : i * 3;  // row 5 sees nothing, row 4 nothing before key 12
         for (std::int64_t j = 0; j < first; ++j) p.mask.values[p.mask.position({0, 0, i, j})] = 0;
       }
-      check(p, DType::f32, {0, 7, 11, 20});
+      for (const Cuts& cuts : {Cuts{0, 7, 11, 20}, Cuts{0, 0, 0, 9, 20}}) check(p, DType::f32, cuts);
       Places places(p, DType::f32, {0, 7, 11, 20});
       const std::vector<RowState> merged = places.merged_states();
       std::vector<double> masses;
@@ -133,6 +144,64 @@ TEST(Shards, CountASinkOnce) {
       for (std::size_t r : Sizes{5, 11}) {
         for (std::size_t e = 0; e < 3; ++e) EXPECT_EQ(out[r * 3 + e], 0) << "row " << r;
       }
+    }
+  });
+}
+
+// A sink of NaN or +inf breaks rows with a visible key, wherever that is, and doesn't exist for others: as in
+// attention.
+TEST(Shards, SinksOfRowsWithoutKeysDontCount) {
+  for_each_target([] {
+    for (const RuleCase& rule : rule_cases()) {
+      for (const double sink : {kNaN, kInfinity, 1.0}) {
+        for (const Cuts& cuts : {Cuts{0, 20}, Cuts{0, 7, 20}, Cuts{0, 0, 20, 20}}) {
+          Random random(10);
+          oracle::Attention p = draw_problem(random, {1, 1, 1, 4, 20, 5, 3}, DType::f32);
+          p.rules = {rule.plain};
+          p.sinks = {{1}, {sink}};
+          p.mask = {{1, 1, 4, 20}, std::vector<double>(80, 0)};
+          p.mask.values[p.mask.position({0, 0, 0, 19})] = 1;  // one key
+          for (std::int64_t j = 8; j < 12; ++j) p.mask.values[p.mask.position({0, 0, 1, j})] = 1;
+          SCOPED_TRACE("sink " + std::to_string(sink) + ", rule " + rule.rule.name());
+          Places places(p, DType::f32, cuts);
+          const std::vector<RowState> merged = places.merged_states();
+          std::vector<double> masses;
+          const std::vector<double> out = places.merged_outputs(scales_of(p, places, merged), masses);
+          const std::vector<double> whole = run(p, DType::f32).out;
+          for (std::size_t i = 0; i < 12; ++i) {
+            EXPECT_EQ(std::isnan(out[i]), i < 6 && sink != 1) << "element " << i;
+            EXPECT_EQ(std::isnan(whole[i]), i < 6 && sink != 1) << "element " << i;
+            EXPECT_TRUE(i < 6 || out[i] == 0) << "element " << i << ", " << out[i];
+          }
+        }
+      }
+    }
+  });
+}
+
+// Everything at once: options, rules, sinks and cuts, some of them empty.
+TEST(Shards, GiveAttentionForRandomCuts) {
+  const std::vector<RuleCase> rules = rule_cases();
+  const std::vector<OptionCase> options = option_cases();
+  for_each_target([&] {
+    Random random(12);
+    const auto below = [&](std::size_t n) {
+      return std::uniform_int_distribution<std::size_t>(0, n - 1)(random);
+    };
+    for (int draw = 0; draw < 60; ++draw) {
+      const OptionCase& option = options[below(options.size())];
+      if (option.name.starts_with("packed")) continue;  // can't be cut
+      const DType type = kTypes[below(4)];
+      oracle::Attention p = draw_with(option, random, {2, 4, 2, 9, 41, 5, 3}, type, arithmetic_type(type));
+      if (p.rules.size() == 1) p.rules = {rules[below(rules.size())].plain};
+      p.sinks = draw_array(random, {4}, arithmetic_type(type), 2);
+      Cuts cuts = {0, 41};
+      for (std::size_t n = below(4); n > 0; --n) {
+        cuts.push_back(below(3) == 0 ? 0 : static_cast<std::int64_t>(below(42)));
+      }
+      std::ranges::sort(cuts);
+      SCOPED_TRACE("draw " + std::to_string(draw) + ", " + option.name);
+      check(p, type, cuts);
     }
   });
 }
