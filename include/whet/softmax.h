@@ -7,7 +7,8 @@
 //   - An output may be its input (same pointer and strides). Any other overlap is an Error.
 //   - A key is visible if the mask is true, its index is below the row's length and its logit isn't
 //     -inf. Other keys get weight and gradient 0. A row without visible keys is all 0. A visible NaN
-//     or +inf makes its own row NaN and no other.
+//     or +inf makes its own row NaN and no other: all weights within the row's length, and the gradients
+//     of its visible keys.
 //   - The same call gives the same bits for every number of threads, and with or without stats. (A
 //     target rule may stop at another beta within its tolerance when rows are strided, masked in place
 //     or 16-bit.) One allocation at most per call, beside starting threads: never more than one row of
@@ -15,9 +16,10 @@
 //     (in place: unless a target rule).
 //   - Accuracy, f32, |x| <= 1e4, rows up to 131,072 keys: weights at the beta in the stats within
 //     1e-6 (1 + |beta y|) relative (y = x - max; weights below 1e-30 within 1e-30), entropy within
-//     1e-6 max(1, ln n), rows sum to 1 within 1e-6, target rules meet a target that a beta below 2^60
-//     reaches within 2e-6. f64: weights 1e-13 (1 + |beta y|), entropy 1e-12 max(1, ln n). f32 weights
-//     below 2^-100 are 0; f64 weights may be denormal.
+//     1e-6 max(1, ln n), rows sum to 1 within 1e-6. A target that a beta below 2^60 reaches is met within
+//     2e-6 (peak) or 1e-6 max(2, ln n) (entropy, which one rounding of beta can move by 2e-6).
+//     f64: weights 1e-13 (1 + |beta y|), entropy 1e-12 max(1, ln n). f32 weights below 2^-100 are 0;
+//     f64 weights below 2^-1021 may be 0 or denormal.
 #ifndef WHET_SOFTMAX_H_
 #define WHET_SOFTMAX_H_
 

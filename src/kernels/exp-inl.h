@@ -8,7 +8,7 @@
 // are empty at k = -101, and the polynomial carries the other 2^26. So no denormal ever arises,
 // here or in the weights, and a hidden key costs what any other does. NaN gives NaN.
 //
-// f64: Highway's Exp, 1 ULP.
+// f64: Highway's Exp, 1 ULP. Anything from e^-708 (2^-1021.4) down is 0: no denormal arises here either.
 #if defined(WHET_KERNELS_EXP_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_EXP_INL_H_
 #undef WHET_KERNELS_EXP_INL_H_
@@ -18,6 +18,8 @@
 
 #include <hwy/contrib/math/math-inl.h>
 #include <hwy/highway.h>
+
+#include <cmath>
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {
@@ -48,9 +50,13 @@ struct Exponential<float> {
   explicit Exponential(double beta)
       : c(static_cast<float>(beta * kLog2E)), lowest(static_cast<float>(-kCut) / c) {}
 
-  // The inverse temperature that `beta` becomes when c is rounded.
+  // The inverse temperature that `beta` becomes when c is rounded; never below 1 if `beta` isn't, though c of
+  // 1 itself rounds down.
   static double representable(double beta) {
-    return static_cast<double>(static_cast<float>(beta * kLog2E)) / kLog2E;
+    const auto nearest = static_cast<float>(beta * kLog2E);
+    const double rounded = static_cast<double>(nearest) / kLog2E;
+    if (beta < 1 || rounded >= 1) return rounded;
+    return static_cast<double>(std::nextafter(nearest, 2.0F)) / kLog2E;
   }
 
   HWY_INLINE V limit(D d, V y) const { return MaxKeepNaN(d, hn::Set(d, lowest), y); }
@@ -85,15 +91,17 @@ struct Exponential<double> {
   using D = hn::ScalableTag<double>;
   using V = hn::Vec<D>;
 
-  explicit Exponential(double beta_) : beta(beta_), lowest(-800.0 / beta_) {}
+  explicit Exponential(double beta_) : beta(beta_), lowest(-708.0 / beta_) {}
 
   static double representable(double beta) { return beta; }
 
   HWY_INLINE V limit(D d, V y) const { return MaxKeepNaN(d, hn::Set(d, lowest), y); }
 
   HWY_INLINE V operator()(D d, V y) const {
+    const V least = hn::Set(d, lowest);
     const V e = hn::Exp(d, hn::Mul(y, hn::Set(d, beta)));
-    return hn::IfThenElse(hn::Eq(y, y), e, y);  // Exp itself turns NaN into 0
+    // 0 where y was limited; NaN where it is NaN, which Exp itself turns into 0.
+    return hn::IfThenElse(hn::Gt(y, least), e, hn::Sub(y, least));
   }
 
   double beta;
