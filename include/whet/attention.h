@@ -1,7 +1,7 @@
 // Exact attention whose normalizer is the softmax with a rule, and its gradient.
 //
 // Shapes: B batch, H query heads, K key heads (H a multiple of K; query head h reads key head
-// h / (H / K)), N queries, M keys, D and E the sizes of a key and of a value (1..256).
+// h / (H / K)), N queries, M keys, D and E the sizes of a key and of a value (1..kMaxHeadSize).
 //     q (B, H, N, D)   k (B, K, M, D)   v (B, K, M, E)   out (B, H, N, E)
 // A *row* is what one query of one head sees. Rows are numbered as (B, H, N) in row-major order.
 //
@@ -42,6 +42,10 @@
 
 namespace whet {
 
+// The largest D and E. Kernels are tuned for sizes up to 256; larger ones take about as long per
+// multiply-add.
+inline constexpr std::int64_t kMaxHeadSize = 1024;
+
 // Where query i stands among the keys of its sequence: at key i (as torch and transformers count), or
 // so that the last query stands at the last key (as FlashAttention does; decoding with a cache).
 enum class Align { start, end };
@@ -65,7 +69,7 @@ struct AttentionOptions {
   std::span<const Rule> head_rules{};  // if not empty: one a query head, instead of `rule`
   std::optional<double> scale{};       // default 1 / sqrt(D)
   ConstView query_scale{};             // (B, H, N), sizes equal or 1; multiplies scale
-  double softcap = 0;                  // 0: none
+  double softcap = 0;                  // 0: none; else a normal number of the arithmetic (f32, f64)
   ConstView bias{};                    // (B, H, N, M), sizes equal or 1; added to the logits
   ConstView mask{};                    // the same in boolean, true = visible
   ConstView sinks{};                   // (H)

@@ -117,6 +117,7 @@ void add_attention(nb::module_& module) {
   module.def("attention", &attention, arg("q"), arg("k"), arg("v"), arg("out"), nb::arg("options"));
   module.def("attention_backward", &attention_backward, arg("q"), arg("k"), arg("v"), arg("dout"),
              nb::arg("options"));
+  module.attr("MAX_HEAD_SIZE") = whet::kMaxHeadSize;
 }
 
 }  // namespace whet_python

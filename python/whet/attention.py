@@ -74,7 +74,7 @@ def attention(q: Any, k: Any, v: Any, *, rule: RuleLike | Sequence[RuleLike] = N
     """softmax(beta x) v with x = scale q k^T, row by row, beta chosen by a rule.
 
     B batch, H query heads, K key heads (H a multiple of K: query head h reads key head h // (H // K)), N queries,
-    M keys, D and E the sizes of a key and of a value (1 to 256). A row is what one query of one head sees.
+    M keys, D and E the sizes of a key and of a value (1 to 1024). A row is what one query of one head sees.
 
     Args:
         q, k, v: (B, H, N, D), (B, K, M, D), (B, K, M, E), of any strides and one dtype: float32, float64, float16 or

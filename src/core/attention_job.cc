@@ -1,6 +1,7 @@
 #include "core/attention_job.h"
 
 #include <cmath>
+#include <limits>
 #include <string>
 
 #include "core/arguments.h"
@@ -10,7 +11,6 @@ namespace whet::core {
 
 namespace {
 
-constexpr std::int64_t kMaxHeadSize = 256;
 // Rows times keys. No call that large ends, and below it no sum of places and windows overflows.
 constexpr std::int64_t kMaxLogits = std::int64_t{1} << 60;
 
@@ -68,12 +68,16 @@ void check_count(std::size_t given, std::int64_t allowed, const char* name, cons
   fail(name, std::to_string(given) + " given, must be " + of_what + ", " + std::to_string(allowed));
 }
 
+// Below the smallest normal number 1 / softcap is no number any more.
+void check_softcap(double softcap, bool wide) {
+  const double least = wide ? std::numeric_limits<double>::min() : std::numeric_limits<float>::min();
+  if (softcap == 0 || (softcap >= least && std::isfinite(softcap))) return;
+  fail("softcap", "is " + text(softcap) + ", must be 0 (none) or finite and at least " + text(least));
+}
+
 void check_numbers(const AttentionOptions& o) {
   if (o.scale && !std::isfinite(*o.scale)) {
     fail("scale", "is " + text(*o.scale) + ", must be finite");
-  }
-  if (!(o.softcap >= 0 && std::isfinite(o.softcap))) {
-    fail("softcap", "is " + text(o.softcap) + ", must be finite and 0 or more");
   }
   if (!(o.skip_epsilon >= 0 && o.skip_epsilon < 1)) {
     fail("skip_epsilon", "is " + text(o.skip_epsilon) + ", must be 0 or more and below 1");
@@ -257,6 +261,7 @@ AttentionJob common_job(const ConstView& q, const ConstView& k, const Shard* sha
   job.sinks = grid_if_given(options.sinks, like_sinks(s), data);
 
   check_numbers(options);
+  check_softcap(options.softcap, s.wide());
   job.scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(s.key_size)));
   if (!options.head_rules.empty()) {
     check_count(options.head_rules.size(), s.heads, "head_rules", "one a query head");

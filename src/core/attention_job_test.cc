@@ -370,7 +370,9 @@ TEST(AttentionJob, ErrorsSayWhatWasGivenAndWhatIsAllowed) {
   EXPECT_EQ(error([](Call& c) {
               c.q.sizes = {2, 6, 4, 0};
             }),
-            "q: its last axis has size 0, must be 1 to 256");
+            "q: its last axis has size 0, must be 1 to 1024");
+  EXPECT_EQ(error([](Call& c) { c.options.softcap = 1e-45; }),
+            "softcap: is 1e-45, must be 0 (none) or finite and at least 1.1754943508222875e-38");
   EXPECT_EQ(error([](Call& c) { c.k.sizes = {2, 4, 5, 8}; }), "k: has 4 heads, must divide those of q, 6");
   EXPECT_EQ(error([](Call& c) { c.k.sizes = {2, 0, 5, 8}; }), "k: has 0 heads, must divide those of q, 6");
   EXPECT_EQ(error([](Call& c) {

@@ -329,7 +329,7 @@ HWY_INLINE bool UnitIsFinite(const BackwardRun& run, const Unit& unit) {
   const core::AttentionJob& job = run.job;
   bool finite = IsFinite<T>(job.k, unit, job.shape.key_size, 0, unit.keys()) &&
                 IsFinite<T>(job.v, unit, job.shape.value_size, 0, unit.keys());
-  T buffer[256];
+  T buffer[kMaxHeadSize];
   for (std::int64_t row = 0; finite && row < unit.rows(); ++row) {
     const std::int64_t batch = unit.sequence.batch, head = unit.head(row), query = unit.query(row);
     LoadQueries(job, unit, row, row + 1, buffer, job.shape.key_size);

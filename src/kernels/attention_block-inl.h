@@ -106,8 +106,8 @@ template <typename T>
 HWY_NOINLINE void PackTransposed(const core::Grid& grid, const Unit& unit, std::int64_t size,
                                  std::int64_t begin, std::int64_t end, T* to) {
   const std::int64_t columns = PanelColumns<T>(), count = std::min<std::int64_t>(4, columns);
-  static constexpr T kZeros[256] = {};
-  T buffer[4][256];
+  static constexpr T kZeros[kMaxHeadSize] = {};
+  T buffer[4][kMaxHeadSize];
   const T* rows[4];
   for (std::int64_t first = begin; first < end; first += columns) {
     for (std::int64_t c = 0; c < columns; c += count) {
@@ -128,7 +128,7 @@ template <typename T>
 HWY_NOINLINE void PackValues(const AttentionRun& run, const Unit& unit, std::int64_t begin, std::int64_t end,
                              T* to) {
   const std::int64_t size = run.job.shape.value_size, wide = run.value_size(), columns = PanelColumns<T>();
-  T buffer[256];
+  T buffer[kMaxHeadSize];
   for (std::int64_t key = begin; key < end; ++key, to += columns) {
     const T* value =
         VectorOf(run.job.v, unit.sequence.batch, unit.key_head, unit.sequence.first_key + key, size, buffer);
@@ -143,7 +143,7 @@ HWY_NOINLINE void PackValues(const AttentionRun& run, const Unit& unit, std::int
 template <typename T>
 HWY_NOINLINE bool IsFinite(const core::Grid& grid, const Unit& unit, std::int64_t size, std::int64_t begin,
                            std::int64_t end) {
-  T buffer[256];
+  T buffer[kMaxHeadSize];
   bool finite = true;
   for (std::int64_t key = begin; key < end; ++key) {
     finite &= AllFinite(
@@ -418,7 +418,7 @@ HWY_NOINLINE void RunBlock(const AttentionRun& run, std::int64_t index, std::int
       RepeatWithCare(block, row, out);
       if (run.pass == Pass::attention && !AllFinite(out, job.shape.value_size)) {
         // A sum may overflow where the mean doesn't.
-        T sums[256];
+        T sums[kMaxHeadSize];
         std::copy_n(out, job.shape.value_size, sums);
         const KeyRange reach = block.reach[row / kStripRows];
         T* weights = block.x(row) + reach.begin;

@@ -189,7 +189,7 @@ TEST(AttentionErrors, HeadsThatDontDivide) {
 }
 
 TEST(AttentionErrors, HeadSizes) {
-  for (const std::int64_t size : {0, 257}) {
+  for (const std::int64_t size : {std::int64_t{0}, kMaxHeadSize + 1}) {
     refuse(kAll, "q", [&](Call& c) { c.q.sizes = {2, 4, 3, size}, c.k.sizes = {2, 2, 5, size}; });
     refuse(kWithValues, "v", [&](Call& c) {
       c.v.sizes = {2, 2, 5, size};
@@ -400,7 +400,9 @@ TEST(AttentionErrors, Numbers) {
     refuse(kAll, "softcap", [&](Call& c) { c.options.softcap = bad; });
     refuse(kAll, "skip_epsilon", [&](Call& c) { c.options.skip_epsilon = bad; });
   }
-  refuse(kAll, "softcap", [](Call& c) { c.options.softcap = -1; });
+  for (const double bad : {-1.0, 1e-45, 1e-310}) {
+    refuse(kAll, "softcap", [&](Call& c) { c.options.softcap = bad; });
+  }
   refuse(kAll, "skip_epsilon", [](Call& c) { c.options.skip_epsilon = -1e-9; });
   refuse(kAll, "skip_epsilon", [](Call& c) { c.options.skip_epsilon = 1; });
   for (const std::int64_t bad : {std::int64_t{-2}, kMin}) {

@@ -263,7 +263,7 @@ HWY_NOINLINE void FewWithCare(const AttentionRun& run, const Unit& unit, std::in
   FewProducts(run, unit, static_cast<const T*>(scratch.q), 1, range, scratch.values, x, run.stride);
   ShapeLogits(run.job, unit, row, range, x);
   std::fill_n(out, size, T(0));
-  HWY_ALIGN T sum[256];
+  HWY_ALIGN T sum[kMaxHeadSize];
   for (std::int64_t chunk = 0; chunk < run.plan.blocks; ++chunk) {
     const KeyRange keys = ChunkOf(run, unit, chunk);
     std::fill_n(sum, wide, T(0));
@@ -295,7 +295,7 @@ HWY_INLINE void FewOutput(const AttentionRun& run, std::int64_t index, std::int6
     T* weights = shared.x + (index * run.max_rows + row) * run.stride;
     FewWithCare(run, unit, row, static_cast<const T*>(weights), scratch, out);
     if (!AllFinite(out, size)) {  // a sum may overflow where the mean doesn't
-      T sums[256];
+      T sums[kMaxHeadSize];
       std::copy_n(out, size, sums);
       const KeyRange reach = Reach(run, unit);
       Scale(static_cast<const T*>(weights + reach.begin), weights + reach.begin, reach.size(), 1 / z);

@@ -25,6 +25,7 @@ namespace whet::kernels {
 // Panels of every target divide this, so sizes padded to it suit all of them.
 inline constexpr std::int64_t kPad = 64;
 inline constexpr std::int64_t padded(std::int64_t n) { return (n + kPad - 1) / kPad * kPad; }
+static_assert(padded(kMaxHeadSize) == kMaxHeadSize);  // buffers of kMaxHeadSize hold any padded vector
 
 // Elements from one row of logits to the next: room for a sink, and rows that don't all start in the
 // same set of the first-level cache.

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string>
 #include <vector>
@@ -14,6 +15,7 @@
 #include "attention_oracle.h"
 #include "attention_runs.h"
 #include "cases.h"
+#include "targets.h"
 
 namespace whet {
 namespace {
@@ -113,6 +115,29 @@ TEST(AttentionLogits, SoftcapTamesInfiniteProducts) {
     EXPECT_EQ(got.stats[4].count, 5);
     EXPECT_EQ(got.stats[4].max, 2);
     EXPECT_EQ(got.stats[4].spread, 4);
+  });
+}
+
+// The smallest that are allowed leave nothing of the logits; products of 0, too.
+TEST(AttentionLogits, SmallestSoftcapsMakeLogitsEqual) {
+  for_each_target([] {
+    for (const DType type : kTypes) {
+      for (const std::int64_t N : kQueries) {
+        Random random(20);
+        oracle::Attention p = draw_problem(random, {1, 2, 1, N, 9, 4, 3}, type, 5);
+        for (std::size_t i = 0; i < 4; ++i) p.k.values[i] = 0;
+        p.softcap = type == DType::f64 ? std::numeric_limits<double>::min()
+                                       : static_cast<double>(std::numeric_limits<float>::min());
+        SCOPED_TRACE(name_of(type) + ", N " + std::to_string(N));
+        expect_contract(p, run(p, type), type);
+        AttentionCall call(p, type, arithmetic_type(type));
+        call.options.stats = {};
+        call.backward();
+        for (const Placed* gradient : {&call.dq, &call.dk, &call.dv}) {
+          for (const double value : gradient->values()) ASSERT_TRUE(std::isfinite(value));
+        }
+      }
+    }
   });
 }
 

@@ -95,6 +95,23 @@ TEST(AttentionContract, HoldsForEverySizeOfKeysAndValues) {
   }
 }
 
+// Every path of both kernels, up to the largest: few rows and many, keys or values, or both.
+TEST(AttentionContract, HoldsForLargeHeads) {
+  Random random(12);
+  const std::int64_t sizes[] = {257, 511, 512, 576, 1000, kMaxHeadSize};
+  for (const std::int64_t size : sizes) {
+    for (const std::int64_t queries : {2, 9}) {
+      check_size({1, 2, 1, queries, 19, size, 5}, DType::f32, random);
+      check_size({1, 2, 1, queries, 19, 5, size}, DType::bf16, random);
+      check_size({1, 2, 2, queries, 19, size, size}, DType::f16, random);
+    }
+  }
+  check_size({1, 16, 1, 1, 300, 576, 512}, DType::f32, random);
+  check_size({1, 1, 1, 20, 300, 576, 512}, DType::f32, random);
+  check_size({1, 1, 1, 3, 19, 577, 513}, DType::f64, random);
+  check_size({1, 1, 1, 17, 19, 577, 513}, DType::f64, random);
+}
+
 TEST(AttentionContract, HoldsForEveryNumberOfKeys) {
   Random random(3);
   for (std::int64_t keys :

@@ -43,8 +43,8 @@ Shape draw_shape(const Case& c) {
     s.M = dice.size(250, 300);
     s.N = std::min<std::int64_t>(s.N, 6);
   } else if (dice.chance(0.02)) {
-    s.D = dice.size(100, 256);
-    s.E = dice.size(1, 256);
+    s.D = dice.size(100, 600);
+    s.E = dice.size(1, 600);
   }
   return s;
 }

@@ -11,14 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
+from whet import _core
 from whet._arguments import Window, flag, integer, window_sides
 from whet.jax._ffi import (array, call, check_bool, check_broadcasts, check_float, saved_type, stats_of, stats_type,
                            varying_alike, with_axes)
 from whet.rules import RuleLike
 from whet.rules import rule as rule_of
 from whet.stats import Stats
-
-LARGEST_HEAD = 256
 
 
 @overload
@@ -49,7 +48,7 @@ def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = No
     """jax.nn.dot_product_attention with the inverse temperature of each row chosen by a rule.
 
     B batch, T queries, S keys, N query heads, K key heads (N a multiple of K), H and E the sizes of a key and of a
-    value (1 to 256). A row is what one query of one head sees.
+    value (1 to 1024). A row is what one query of one head sees.
 
     Args:
         query, key, value: (B, T, N, H), (B, S, K, H), (B, S, K, E), or all three without B; one dtype: float32,
@@ -240,8 +239,8 @@ def _check_heads(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
     if (key_heads == 0 and heads != 0) or (key_heads and heads % key_heads):
         raise ValueError(f"query: has {heads} heads, must have a multiple of those of key, {key_heads}")
     for name, given in (("query", query), ("value", value)):
-        if not 1 <= given.shape[3] <= LARGEST_HEAD:
-            raise ValueError(f"{name}: its head size is {given.shape[3]}, must be 1 to {LARGEST_HEAD}")
+        if not 1 <= given.shape[3] <= _core.MAX_HEAD_SIZE:
+            raise ValueError(f"{name}: its head size is {given.shape[3]}, must be 1 to {_core.MAX_HEAD_SIZE}")
 
 
 def _bias(bias: Any, dtype: Any, logits: tuple[int, ...]) -> jax.Array | None:

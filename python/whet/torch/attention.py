@@ -46,7 +46,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
     """softmax(beta x) value with x = scale query key^T, row by row, beta chosen by a rule.
 
     The signature of torch.nn.functional.scaled_dot_product_attention, plus keywords. H query heads, N queries, M keys,
-    D and E the sizes of a key and of a value (1 to 256). A row is what one query of one head sees.
+    D and E the sizes of a key and of a value (1 to 1024). A row is what one query of one head sees.
 
     Args:
         query, key, value: (..., H, N, D), (..., H, M, D), (..., H, M, E), of any strides and one dtype: float32,

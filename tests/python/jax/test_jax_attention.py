@@ -217,7 +217,7 @@ Q, KEY = np.zeros((2, 3, 4, 8), np.float32), np.zeros((2, 5, 2, 8), np.float32)
     (ValueError, "key", {"key": KEY[:1]}),
     (ValueError, "key", {"key": KEY[..., :4]}), (TypeError, "key", {"key": KEY.astype(np.float16)}),
     (ValueError, "value", {"value": KEY[:, :4]}),
-    (ValueError, "value", {"value": np.zeros((2, 5, 2, 257), np.float32)}),
+    (ValueError, "value", {"value": np.zeros((2, 5, 2, 1025), np.float32)}),
     (ValueError, "bias", {"bias": np.zeros((3, 4), np.float32)}), (TypeError, "bias", {"bias": np.zeros((3, 5), bool)}),
     (ValueError, "bias", {"bias": np.zeros((1, 1, 1, 3, 5), np.float32)}),
     (TypeError, "mask", {"mask": np.zeros((3, 5))}),
