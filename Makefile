@@ -19,12 +19,15 @@ WERROR := $(if $(CI),ON,OFF)
 help:  ## List these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-demo: release  ## Build, then reproduce the paper's experiment in small: two heads, a minute or two
-	@echo "== Two heads trained on sets of 5..16 items, tried on sets up to 16,384 (whet reproduce --quick)"
-	@rm -rf build/demo  # otherwise a second demo would only print the first one's results
-	@build/release/bin/whet reproduce build/demo --quick
-	@echo; echo "Open build/demo/report.html in a browser; the tables are in build/demo/tables.md, everything in build/demo/results.json."
-	@echo "Next: make test; the paper in full: build/release/bin/whet reproduce"
+# Only the whet command is built, without what tests need; `make test` builds the rest in the same folder.
+demo:  ## Build the command, train two heads and compare them: five minutes from a bare Debian
+	@tools/setup.sh demo
+	@echo "== Building build/release/bin/whet"
+	@[ -f build/release/build.ninja ] || cmake --preset release -DWHET_BUILD_TESTS=OFF -DWHET_BUILD_EXAMPLES=OFF \
+	  > build/release.log 2>&1 || { cat build/release.log; exit 1; }
+	@cmake --build --preset release -j $(JOBS) --target whet_cli
+	@echo "== build/release/bin/whet demo build/demo"
+	@build/release/bin/whet demo build/demo
 
 test: release asan clang python  ## Run every test: C++, sanitizers, fuzzers, command line, packages
 	@echo "== C++ tests, gcc"; ctest --preset release -j $(JOBS)
@@ -91,7 +94,7 @@ soak: release clang  ## Random calls against the oracle, disturbed runs, fuzzers
 	python3 tests/soak/soak.py --seconds $(SECONDS) --fuzzers build/clang
 
 setup:
-	@tools/setup.sh
+	@tools/setup.sh build
 
 $(VENV)/.done: tests/requirements.txt
 	@tools/setup.sh tests

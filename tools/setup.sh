@@ -1,17 +1,25 @@
 #!/usr/bin/env bash
-# Installs what is missing, and nothing twice. Debian packages for every command; then, if asked:
-#   setup.sh tests   build/venv        pytest, NumPy, torch, JAX and what the Python package is built with; chromium
-#   setup.sh bench   build/bench-venv  torch and JAX
+# Installs what is missing, and nothing twice:
+#   setup.sh demo    Debian packages that build the whet command
+#   setup.sh build   those, and the ones that build everything else: tests, clang, the Python package
+#   setup.sh tests   those, a browser, and build/venv: pytest, NumPy, torch, JAX, what the Python package is built with
+#   setup.sh bench   as build, and build/bench-venv: torch and JAX
 # Without root it prints the line to run instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 mkdir -p build
 
-packages=(g++ cmake ninja-build pkg-config python3-venv python3-dev libhwy-dev libgtest-dev libcli11-dev
-          node-d3 nlohmann-json3-dev libeigen3-dev libboost-math-dev librandom123-dev clang clang-format clang-tidy libclang-rt-14-dev)
-
+group=${1:-}
+packages=(g++ cmake ninja-build libhwy-dev libcli11-dev node-d3 nlohmann-json3-dev libeigen3-dev libboost-math-dev
+          librandom123-dev)
+case $group in
+  demo) ;;
+  build | tests | bench)
+    packages+=(pkg-config python3-venv python3-dev libgtest-dev clang clang-format clang-tidy libclang-rt-14-dev) ;;
+  *) echo "setup.sh: '$group' is not a group; use demo, build, tests or bench" >&2; exit 2 ;;
+esac
 # The pages are tested in a real browser.
-[ "${1:-}" != tests ] || packages+=(chromium)
+[ "$group" != tests ] || packages+=(chromium)
 
 missing=()
 for package in "${packages[@]}"; do
@@ -45,10 +53,8 @@ make_venv() {
   fi
 }
 
-case "${1:-}" in
-  "") ;;
+case $group in
   # torch's CPU build has to be there before anything that depends on torch.
   tests) make_venv build/venv tests/requirements.txt "$(grep '^torch==' tests/requirements.txt)" ;;
   bench) make_venv build/bench-venv bench/requirements.txt "$(grep '^torch==' bench/requirements.txt)" ;;
-  *) echo "setup.sh: '$1' is not an environment; use tests or bench" >&2; exit 2 ;;
 esac

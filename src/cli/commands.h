@@ -10,7 +10,8 @@ class App;
 
 namespace whet::cli {
 
-void add_softmax(CLI::App& app);    // softmax and sharpen, in softmax.cc
+void add_softmax(CLI::App& app);  // softmax and sharpen, in softmax.cc
+void add_demo(CLI::App& app);
 void add_reproduce(CLI::App& app);  // these two in reproduce.cc
 void add_eval(CLI::App& app);
 void add_train(CLI::App& app);

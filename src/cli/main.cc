@@ -27,6 +27,7 @@ constexpr int kFailure = 1;
 constexpr int kWrongUse = 2;
 
 void add_commands(CLI::App& app) {
+  add_demo(app);
   add_reproduce(app);
   add_train(app);
   add_eval(app);
@@ -41,7 +42,8 @@ void add_commands(CLI::App& app) {
 
 constexpr const char* kExamples =
     "Examples:\n"
-    "  whet reproduce --quick\n"
+    "  whet demo\n"
+    "  whet reproduce paper --seeds 10\n"
     "  whet softmax logits.npy weights.npy --rule paper --stats stats.npy\n"
     "  whet softmax logits.npy weights.npy --rule target-entropy:0.2 --axis 1\n"
     "\n";
@@ -165,6 +167,8 @@ int run(int argc, char** argv) {
   add_commands(app);
   if (argc > 1 && argv[1][0] != '-' && !is_command(app, argv[1])) return run_program(app, argv + 1);
   remember_command(argc, argv);
+  // Whole lines, so that progress on standard error never falls inside one.
+  std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
   files::clean_up_on_signals();
   return parse_and_run(app, argc, argv);
 }

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "cli/commands.h"
 #include "cli/lab_options.h"
 #include "files/file.h"
+#include "files/safetensors.h"
 #include "lab/reproduction.h"
 #include "report/page.h"
 #include "report/results.h"
@@ -30,8 +30,8 @@ struct Arguments {
   std::vector<std::string> runs;
   RecipeOptions recipe;
   EvaluationFlags evaluation;
-  std::optional<int> seeds;  // 10
-  bool quick = false;
+  int seeds = 10;
+  std::string sets_file;
   bool no_calibration = false;
   bool json = false;
 };
@@ -66,20 +66,21 @@ void show(const Json& results, const std::string& folder, bool json) {
   }
 }
 
-void reproduce(Arguments arguments) {
-  if (arguments.quick) {
-    if (!arguments.recipe.steps) arguments.recipe.steps = 12000;
-    if (arguments.evaluation.sets == 0) arguments.evaluation.sets = 512;
-    if (!arguments.seeds) arguments.seeds = 2;
-  }
+void reproduce(const Arguments& arguments) {
   const lab::Recipe recipe = arguments.recipe.recipe();
   lab::StudyOptions options = arguments.evaluation.options();
   options.calibrate = !arguments.no_calibration;
   options.keep = true;
   const lab::Watcher bars = watcher();
-  const auto runs =
-      lab::train_seeds(arguments.folder, recipe, arguments.seeds.value_or(10), options.threads, bars);
+  const auto runs = lab::train_seeds(arguments.folder, recipe, arguments.seeds, options.threads, bars);
   show(lab::study(runs, options, made_by(options.threads), bars), arguments.folder, arguments.json);
+}
+
+void save_sets(const std::string& path, const lab::StudyOptions& options) {
+  files::OutputFile file(path);
+  files::write_safetensors(
+      file, lab::evaluation_sets({.sizes = options.sizes, .sets = options.sets, .seed = options.seed}));
+  file.commit();
 }
 
 void evaluate(const Arguments& arguments) {
@@ -93,6 +94,7 @@ void evaluate(const Arguments& arguments) {
     }
     runs.push_back(lab::load_run(folder));
   }
+  if (!arguments.sets_file.empty()) save_sets(arguments.sets_file, options);
   show(lab::study(runs, options, made_by(options.threads), watcher()), arguments.folder, arguments.json);
 }
 
@@ -111,10 +113,9 @@ void add_reproduce(CLI::App& app) {
       app.add_subcommand("reproduce", "The paper's experiment: train, evaluate, fit, compare");
   command->add_option("DIR", arguments->folder, "Folder of the experiment; one that was stopped goes on")
       ->capture_default_str();
-  command->add_option("--seeds", arguments->seeds, "Heads to train: seeds SEED, SEED + 1, ... (default 10)")
-      ->type_name("N");
-  command->add_flag("--quick", arguments->quick,
-                    "2 seeds of 12000 steps and 512 sets of each size: a minute or two");
+  command->add_option("--seeds", arguments->seeds, "Heads to train: seeds SEED, SEED + 1, ...")
+      ->type_name("N")
+      ->capture_default_str();
   add_output_options(*command, *arguments);
   arguments->recipe.add_to(*command);
   arguments->evaluation.add_to(*command);
@@ -125,8 +126,8 @@ void add_reproduce(CLI::App& app) {
       "results.json,\n"
       "tables.md, tables.csv and report.html.\n\n"
       "Examples:\n"
-      "  whet reproduce --quick\n"
       "  whet reproduce paper --seeds 10\n"
+      "  whet reproduce small --seeds 2 --steps 12000 --sets 512\n"
       "  whet reproduce sharp --recipe sharp --sizes 16,1024,16384,131072\n");
   command->callback([arguments] { reproduce(*arguments); });
 }
@@ -137,13 +138,19 @@ void add_eval(CLI::App& app) {
   command->add_option("RUN", arguments->runs, "Folders made by 'whet train' or 'whet calibrate'")->required();
   command->add_option("--out", arguments->folder, "Folder for results.json, tables and report.html")
       ->type_name("DIR");
+  command
+      ->add_option("--save-sets", arguments->sets_file,
+                   "Also write the sets, as safetensors: for each size N, N.priorities, N.classes, N.queries "
+                   "and N.targets")
+      ->type_name("FILE");
   add_output_options(*command, *arguments);
   arguments->evaluation.add_to(*command);
   command->footer(
       "Every head and every rule sees the same sets.\n\n"
       "Examples:\n"
       "  whet eval run\n"
-      "  whet eval run --sizes 16,1048576 --sets 64 --with fixed:50\n");
+      "  whet eval run --sizes 16,1048576 --sets 64 --with fixed:50\n"
+      "  whet eval run --sizes 16,1024 --save-sets sets.safetensors\n");
   command->callback([arguments] { evaluate(*arguments); });
 }
 

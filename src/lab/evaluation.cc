@@ -168,6 +168,24 @@ std::vector<SizeOutcome> evaluate(const std::vector<float>& parameters,
   return outcomes;
 }
 
+files::Safetensors evaluation_sets(const EvaluationOptions& options) {
+  check_sizes(options.sizes);
+  files::Safetensors content;
+  Batch batch;
+  for (const std::int64_t items : options.sizes) {
+    const std::int64_t sets = sets_of(options, items);
+    draw_sets(options.seed, options.stream, items, 0, sets, batch);
+    const auto add = [&](const char* name, const auto& values, const Dims& sizes) {
+      content.add(std::to_string(items) + "." + name, std::span(values), sizes);
+    };
+    add("priorities", batch.priorities, {sets, items});
+    add("classes", batch.classes, {sets, items});
+    add("queries", batch.queries, {sets});
+    add("targets", batch.targets, {sets});
+  }
+  return content;
+}
+
 std::vector<float> heat_map(const std::vector<float>& parameters,
                             std::span<const NamedNormalizer> normalizers, std::uint64_t seed,
                             std::int64_t items, std::int64_t sets, std::int64_t columns) {

@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "files/safetensors.h"
 #include "lab/diagnosis.h"
 #include "lab/model.h"
 #include "lab/task.h"
@@ -67,6 +68,10 @@ std::int64_t items_to_evaluate(const EvaluationOptions& options);
 std::vector<SizeOutcome> evaluate(const std::vector<float>& parameters,
                                   std::span<const NamedNormalizer> normalizers,
                                   const EvaluationOptions& options);
+
+// The sets that evaluate() draws, for other programs. For every size N: N.priorities (f32) and N.classes
+// (u8), sets x items; N.queries (f32) and N.targets (u8), one per set.
+files::Safetensors evaluation_sets(const EvaluationOptions& options);
 
 // The weights of the `columns` items of largest priority, largest first, in the first `sets` evaluation sets
 // of a size: normalizers x sets x columns.

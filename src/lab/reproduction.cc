@@ -306,26 +306,13 @@ Json paper_json() {
 
 }  // namespace
 
-std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, int seeds, int threads,
-                             const Watcher& watcher) {
-  check(recipe);
-  if (seeds < 1 || seeds > 10000) throw Error("seeds: is " + std::to_string(seeds) + ", must be 1 to 10000");
-  if (recipe.seed + static_cast<std::uint64_t>(seeds) < recipe.seed) {
-    throw Error("seed: is " + std::to_string(recipe.seed) + ", must leave room for " + std::to_string(seeds) +
-                " seeds");
+std::vector<Run> train_runs(const std::vector<Training>& trainings, int threads, const Watcher& watcher) {
+  std::int64_t found = 0, total = 0;
+  for (const Training& training : trainings) {
+    found += prepare_run(training.folder, training.recipe);
+    total += training.recipe.steps;
   }
-  std::vector<std::string> folders;
-  std::vector<Recipe> recipes;
-  for (int i = 0; i < seeds; ++i) {
-    recipes.push_back(recipe);
-    recipes.back().seed += static_cast<std::uint64_t>(i);
-    folders.push_back(
-        (std::filesystem::path(folder) / ("seed-" + std::to_string(recipes.back().seed))).string());
-  }
-  // Every folder is looked at before the first step: a wrong one must not cost the training of the others.
-  std::int64_t found = 0;
-  for (std::size_t i = 0; i < folders.size(); ++i) found += prepare_run(folders[i], recipes[i]);
-  watcher.begin("training", recipe.steps * seeds, found);
+  watcher.begin("training", total, found);
   struct Stopped {};  // thrown inside a run when another has failed
   std::atomic<bool> failed{false};
   const auto advance = [&](std::int64_t steps) {
@@ -333,15 +320,33 @@ std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, in
     watcher.advance(steps);
   };
   for_each_task(
-      seeds, core::resolve_threads(threads),
+      static_cast<std::int64_t>(trainings.size()), core::resolve_threads(threads),
       [&](std::int64_t task, int) {
-        train_run(folders[static_cast<std::size_t>(task)], recipes[static_cast<std::size_t>(task)], advance);
+        const Training& training = trainings[static_cast<std::size_t>(task)];
+        train_run(training.folder, training.recipe, advance);
       },
       &failed);
   watcher.end();
   std::vector<Run> runs;
-  for (const std::string& run : folders) runs.push_back(load_run(run));
+  for (const Training& training : trainings) runs.push_back(load_run(training.folder));
   return runs;
+}
+
+std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, int seeds, int threads,
+                             const Watcher& watcher) {
+  if (seeds < 1 || seeds > 10000) throw Error("seeds: is " + std::to_string(seeds) + ", must be 1 to 10000");
+  if (recipe.seed + static_cast<std::uint64_t>(seeds) < recipe.seed) {
+    throw Error("seed: is " + std::to_string(recipe.seed) + ", must leave room for " + std::to_string(seeds) +
+                " seeds");
+  }
+  std::vector<Training> trainings;
+  for (int i = 0; i < seeds; ++i) {
+    Recipe own = recipe;
+    own.seed += static_cast<std::uint64_t>(i);
+    trainings.push_back(
+        {(std::filesystem::path(folder) / ("seed-" + std::to_string(own.seed))).string(), own});
+  }
+  return train_runs(trainings, threads, watcher);
 }
 
 Study study_of(const Run& run, const StudyOptions& options,

@@ -36,8 +36,17 @@ struct StudyOptions {
       false;  // what is found of a head in evaluation.json of its run, so that a stopped study goes on
 };
 
-// Runs of the seeds recipe.seed, recipe.seed + 1, ... in folder/seed-N, one a thread; those that are there go
-// on.
+// A run to train: where, and how.
+struct Training {
+  std::string folder;
+  Recipe recipe;
+};
+
+// Trains every run, one per thread; runs that are there go on. Every folder is looked at before the first
+// step: a wrong one must not cost the training of the others.
+std::vector<Run> train_runs(const std::vector<Training>& trainings, int threads, const Watcher& watcher);
+
+// The same for runs of the seeds recipe.seed, recipe.seed + 1, ... in folder/seed-N.
 std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, int seeds, int threads,
                              const Watcher& watcher);
 

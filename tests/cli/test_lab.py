@@ -256,6 +256,50 @@ def test_eval_of_one_head_knows_no_deviation(trained, here):
     assert names(here) == []
 
 
+def test_sets_can_be_saved_for_other_programs(trained, here):
+    result = run("eval", trained, "--sizes", "16,300", "--sets", 8, "--no-calibration", "--save-sets", "sets.safetensors")
+    assert result.returncode == 0, result.stderr
+    tensors = load_file("sets.safetensors")
+    assert len(tensors) == 8
+    for n in (16, 300):
+        priorities, classes, queries, targets = (tensors[f"{n}.{part}"]
+                                                 for part in ("priorities", "classes", "queries", "targets"))
+        assert priorities.shape == classes.shape == (8, n) and queries.shape == targets.shape == (8,)
+        assert ((0 < priorities) & (priorities <= 1)).all()
+        assert np.array_equal(classes[np.arange(8), priorities.argmax(1)], targets)
+
+
+def test_lines_of_output_and_progress_stay_whole(trained, here):
+    """Both into one file, as `make` has them: tables are longer than a buffer, and progress follows them."""
+    with open("all.txt", "w") as file:
+        subprocess.run([WHET, "eval", trained, "--sizes", ",".join(map(str, range(16, 116))), "--sets", "1", "--out", "out"],
+                       stdout=file, stderr=file, check=True)
+    tables = (here / "out/tables.md").read_text()
+    assert len(tables) > 2 * 4096
+    assert tables + "Written to out: " in (here / "all.txt").read_text()
+
+
+@pytest.mark.skipif(SANITIZED, reason="takes minutes with sanitizers, of code that other tests reach")
+def test_demo_compares_two_recipes_and_is_shown_again(here):
+    result = run("demo", "d", "--steps", 50, "--sets", 16)
+    assert result.returncode == 0, result.stderr
+    assert names("d") == ["paper", "report.html", "sharp"] and names("d/paper") == ["results.json", "seed-0"]
+    blank, head, _, *rows = result.stdout.splitlines()
+    assert blank == "" and [cell.strip() for cell in head.split("|")[2:-1]] == ["16 items", "256", "4096", "16384"]
+    for row, (recipe, rule) in zip(rows, [(r, n) for r in ("paper", "sharp") for n in ("softmax", "paper", "target_entropy")]):
+        summary = json.loads((here / "d" / recipe / "results.json").read_text())["summary"]
+        expected = [100 * size["rules"][rule]["accuracy"] for size in summary if size["items"] in (16, 256, 4096, 16384)]
+        assert [float(cell) for cell in row.split("|")[2:-1]] == pytest.approx(expected, abs=0.051)
+        assert row.split("|")[1].strip().startswith(f"{recipe} head, ")
+    assert result.stdout.splitlines()[-1] == "Open d/report.html in a browser."
+    page = (here / "d/report.html").read_text()
+    assert '"comparison":[{' in page and '"name":"sharp"' in page
+    assert ok("report", "d/paper", "d/sharp", "--out", "same.html") and (here / "same.html").read_text() == page
+    again = run("demo", "d", "--steps", 50, "--sets", 16)
+    assert again.stdout == result.stdout and "d was finished before" in again.stderr
+    assert "steps is 50 there and 60 here" in refused_after_progress(2, "demo", "d", "--steps", 60)
+
+
 def test_precision_of_the_arithmetic_is_a_choice(trained):
     def entropies(precision):
         out = run("eval", trained, "--sizes", "64", "--sets", 8, "--no-calibration", "--json", "--precision", precision)

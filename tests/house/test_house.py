@@ -3,6 +3,7 @@
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,15 @@ def test_readme_program_is_the_example_and_prints_what_it_says():
     assert output in readme
 
 
+def test_readme_picture_shows_the_results():
+    drawn = subprocess.run([sys.executable, ROOT / "tools/accuracy_svg.py"], capture_output=True, text=True, check=True).stdout
+    assert drawn == (ROOT / "docs/accuracy.svg").read_text(), "stale: tools/accuracy_svg.py > docs/accuracy.svg"
+    first_screen = (ROOT / "README.md").read_text().split("```")[0]
+    assert "](docs/accuracy.svg)" in first_screen
+    for accuracy in re.findall(r">([\d.]+ %) [a-z]", drawn):
+        assert accuracy in first_screen
+
+
 @pytest.mark.parametrize("page", sorted(p.name for p in (ROOT / "docs").glob("*.md")))
 def test_commands_in_documents_run(page, tmp_path):
     """Every line of a ```console block that starts with `$ whet` runs, in order, in one folder."""
@@ -93,6 +103,22 @@ def test_nothing_of_this_machine():
     for path in sources(".cc", ".h", ".c", ".py", ".md", ".txt", ".sh", ".json", ".toml", ".pyi", "Makefile"):
         if path.name != "test_house.py":
             assert not needle.search(path.read_text()), path.relative_to(ROOT)
+
+
+@pytest.mark.parametrize("group, has, lacks", [("demo", ["g++", "cmake", "node-d3"], ["clang", "libgtest-dev", "chromium"]),
+                                               ("tests", ["g++", "clang", "libgtest-dev", "chromium"], [])])
+def test_setup_without_root_prints_the_line_to_run(group, has, lacks, tmp_path):
+    """On a machine that has none of the packages."""
+    for name, script in (("dpkg-query", "exit 1"), ("id", "echo 1000")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    result = subprocess.run([ROOT / "tools/setup.sh", group], capture_output=True, text=True,
+                            env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert result.returncode == 1 and result.stdout == ""
+    line = result.stderr.splitlines()[-1]
+    assert line.startswith("  sudo apt-get update && sudo apt-get install -y --no-install-recommends ")
+    packages = line.split()[9:]
+    assert set(has) <= set(packages) and not set(lacks) & set(packages)
 
 
 def test_tests_assert():

@@ -1,4 +1,4 @@
-"""Documentation that runs: docstrings, and the example in Flax."""
+"""Documentation that runs: docstrings, and the example in Flax with weights of the lab."""
 
 import doctest
 import importlib
@@ -32,21 +32,9 @@ def example(monkeypatch):
     return importlib.import_module(EXAMPLE.stem)
 
 
-def test_flax(example, tmp_path, monkeypatch, capsys):
-    """As a program, with and without a file of weights."""
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", [EXAMPLE.name, *map(str, arguments)])
+def test_flax_answers_as_whet_eval_does(example, trained_head, monkeypatch, capsys):
+    for name in ("softmax", "target_entropy"):
+        monkeypatch.setattr(sys, "argv", [EXAMPLE.name, trained_head.run, trained_head.sets, "--rule", trained_head.rules[name]])
         example.main()
-        return capsys.readouterr().out.splitlines()
-
-    monkeypatch.setattr(example, "SIZES", (16, 8192))
-    head, _, _, *table = run()
-    assert head == "118,666 parameters"
-    for n, plain, ruled, peak, sharp_peak in (map(float, line.split()) for line in table):
-        assert abs(ruled - 0.2) < 1e-3 and plain > ruled and sharp_peak > peak
-    assert n == 8192
-
-    example.save_untrained(tmp_path / "model.safetensors")
-    head, _, _, *plain = run(tmp_path / "model.safetensors", "--rule", "none")
-    assert [line.split()[1] for line in plain] == [line.split()[1] for line in table]
-    assert all(line.split()[1] == line.split()[2] for line in plain)
+        _, *lines = capsys.readouterr().out.splitlines()
+        assert [line.split()[:2] for line in lines] == trained_head.lines(name)

@@ -1,4 +1,4 @@
-"""What is written about whet.torch is true: docstrings and the example. (tests/python/test_docs.py runs the page.)"""
+"""What is written about whet.torch is true: docstrings and the examples. (tests/python/test_docs.py runs the page.)"""
 
 import doctest
 import importlib
@@ -25,6 +25,15 @@ def test_examples_in_docstrings(name):
 def test_every_public_name_has_an_example():
     for name in whet.torch.__all__:
         assert ">>>" in getattr(whet.torch, name).__doc__, name
+
+
+def test_answers_as_whet_eval_does(trained_head):
+    pytest.importorskip("safetensors", reason="needs safetensors")
+    for name in ("softmax", "target_entropy"):
+        run = subprocess.run([sys.executable, ROOT / "examples/torch_attention.py", trained_head.run, trained_head.sets,
+                              "--rule", trained_head.rules[name]], capture_output=True, text=True, check=True)
+        _, *lines = run.stdout.splitlines()
+        assert [line.split()[:2] for line in lines] == trained_head.lines(name)
 
 
 def test_example():
