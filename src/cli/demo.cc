@@ -85,7 +85,9 @@ std::vector<report::Results> results_of(const Arguments& arguments) {
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const std::string name = kHeads[i].first;
     results.push_back({name, lab::study({runs[i]}, options, made_by(arguments.threads), bars)});
-    files::write_text(in(in(arguments.folder, name), "results.json"), results.back().json.dump() + "\n");
+    // The command line may hold any bytes, JSON only UTF-8.
+    files::write_text(in(in(arguments.folder, name), "results.json"),
+                      results.back().json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
   }
   return results;
 }

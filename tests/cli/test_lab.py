@@ -298,6 +298,7 @@ def test_demo_compares_two_recipes_and_is_shown_again(here):
     again = run("demo", "d", "--steps", 50, "--sets", 16)
     assert again.stdout == result.stdout and "d was finished before" in again.stderr
     assert "steps is 50 there and 60 here" in refused_after_progress(2, "demo", "d", "--steps", 60)
+    assert run("demo", "d\udcff", "--steps", 1, "--sets", 1, errors="replace").returncode == 0  # a name that is not UTF-8
 
 
 def test_precision_of_the_arithmetic_is_a_choice(trained):
