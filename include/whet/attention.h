@@ -42,8 +42,8 @@
 
 namespace whet {
 
-// The largest D and E. Kernels are tuned for sizes up to 256; larger ones take about as long per
-// multiply-add.
+// The largest D and E. Block sizes are chosen for heads of up to 256 elements; larger ones take the same
+// path.
 inline constexpr std::int64_t kMaxHeadSize = 1024;
 
 // Where query i stands among the keys of its sequence: at key i (as torch and transformers count), or

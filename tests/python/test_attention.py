@@ -29,6 +29,13 @@ def test_element_types(rng, dtype):
     np.testing.assert_allclose(out.astype(np.float64), expected, atol=2e-5 if dtype == np.float32 else 3e-2)
 
 
+@pytest.mark.parametrize("queries", [1, 9])
+def test_large_heads(rng, queries):
+    q, k, v = inputs(rng, queries=queries, size=576, value_size=512)
+    expected, _ = oracle.attention(q, k, v, "paper")
+    np.testing.assert_allclose(whet.attention(q, k, v, rule="paper"), expected, atol=1e-10)
+
+
 @pytest.mark.parametrize("options", [
     {"causal": True, "align": "end"}, {"window": (2, 1)}, {"window": (3, -1), "causal": True, "align": "end"},
     {"scale": 0.7}, {"softcap": 3.0}, {"lengths": [9, 4]}, {"lengths": [0, 9], "causal": True, "align": "end"},
