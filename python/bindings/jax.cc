@@ -518,6 +518,7 @@ nb::capsule handler() {
 }  // namespace
 
 void add_jax(nb::module_& module) {
+  module.attr("_jax_api_minor") = XLA_FFI_API_MINOR;
   module.def("_jax_handlers", [] {
     nb::dict handlers;
     handlers["whet_softmax"] = handler<softmax>();

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -16,6 +18,15 @@ if not hasattr(_core, "_jax_handlers"):
     raise ImportError("this build of whet has no whet.jax: it was made without jaxlib; install jaxlib, then whet again")
 
 
+def _check_version() -> None:
+    """XLA refuses handlers made for a newer FFI than its own, and JAX then has no CPU at all: better to stop here."""
+    header = Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h")
+    minor = re.search(r"#define XLA_FFI_API_MINOR (\d+)", header.read_text() if header.is_file() else "")
+    if minor and int(minor[1]) < _core._jax_api_minor:
+        raise ImportError(f"this build of whet.jax needs version 0.{_core._jax_api_minor} of XLA's FFI, and jaxlib "
+                          f"{jax.lib.__version__} has 0.{minor[1]}: install a newer jax, or build whet with this jaxlib")
+
+
 def _register(handlers: Mapping[str, Any]) -> None:
     refuse = handlers["whet_refuse"]
     for name, handler in handlers.items():
@@ -24,6 +35,7 @@ def _register(handlers: Mapping[str, Any]) -> None:
             jax.ffi.register_ffi_target(name, refuse, platform=platform)
 
 
+_check_version()
 _register(_core._jax_handlers())
 
 Results = Mapping[str, tuple[tuple[int, ...], Any]]

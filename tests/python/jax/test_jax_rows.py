@@ -1,5 +1,8 @@
 """whet.jax.softmax beside jax.nn.softmax and the oracle: values, gradients, edges, wrong arguments."""
 
+import subprocess
+import sys
+
 import numpy as np
 import oracle
 import pytest
@@ -236,3 +239,14 @@ def test_wrong_arguments(kind, name, arguments):
     with pytest.raises(kind) as caught:
         softmax(**{"x": np.zeros((2, 3), np.float32), **arguments})
     assert str(caught.value).startswith((f"{name}:", f"{name} ")), caught.value
+
+
+def test_a_jaxlib_too_old_for_this_build(tmp_path):
+    """XLA would refuse the handlers, and JAX would be left without a CPU."""
+    header = tmp_path / "xla/ffi/api/c_api.h"
+    header.parent.mkdir(parents=True)
+    program = f"import jax; jax.ffi.include_dir = lambda: {str(tmp_path)!r}; import whet.jax"
+    for minor, refused in ((0, True), (99, False)):
+        header.write_text(f"#define XLA_FFI_API_MAJOR 0\n#define XLA_FFI_API_MINOR {minor}\n")
+        run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+        assert ("needs version 0." in run.stderr and "jaxlib" in run.stderr) == refused == (run.returncode != 0)
