@@ -15,6 +15,7 @@ import numpy as np
 Array = np.ndarray | tuple[int, int, tuple[int, ...], tuple[int, ...] | None]
 
 MAX_HEAD_SIZE: int
+_jax_api_minor: int  # of XLA's FFI; only if built with jaxlib
 
 def softmax(in_: Array, out: Array, /, *, rule: str | None = None, axis: int = -1, mask: Array | None = None,
             lengths: Array | None = None, stats: Array | None = None, threads: int = 0) -> None: ...

@@ -55,6 +55,7 @@ def largest_weight(keys: Any, spread: Any) -> np.ndarray:
     """The largest weight that a softmax over this many keys of this spread can give any of them.
 
     1 / (1 + (keys - 1) e^-spread), the other way round of horizon. Shapes broadcast; keys >= 1, spread >= 0.
+    Infinitely many keys leave 0, unless the spread is infinite too: 1.
 
     >>> import whet
     >>> float(whet.largest_weight(keys=1000, spread=6.0).round(3))
@@ -65,7 +66,9 @@ def largest_weight(keys: Any, spread: Any) -> np.ndarray:
         raise ValueError("keys: must be 1 or more")
     if not np.all(spread >= 0):
         raise ValueError("spread: must be 0 or more")
-    return 1 / (1 + (keys - 1) * np.exp(-spread))
+    with np.errstate(invalid="ignore"):  # infinity times 0, where it isn't taken
+        finite = 1 / (1 + (keys - 1) * np.exp(-spread))
+    return np.where(np.isinf(keys), np.where(np.isinf(spread), 1.0, 0.0), finite)[()]
 
 
 def _doubles(values: Any, name: str) -> np.ndarray:

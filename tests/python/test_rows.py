@@ -149,6 +149,12 @@ def test_zero_sizes(shape):
     assert whet.softmax_backward(np.empty(shape), np.empty(shape)).shape == shape
 
 
+def test_infinitely_many_keys():
+    found = whet.largest_weight(np.inf, [6.0, 1000.0, 1e300, np.inf])
+    np.testing.assert_array_equal(found, [0, 0, 0, 1])
+    assert whet.largest_weight(1000, np.inf) == 1 and f"{whet.largest_weight(np.inf, 1000):.1f}" == "0.0"
+
+
 def test_horizon_is_where_the_largest_weight_falls_to_w():
     keys = whet.horizon(5.69, 0.25)
     assert whet.largest_weight(keys, 5.69) == pytest.approx(0.25)

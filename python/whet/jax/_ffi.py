@@ -23,8 +23,9 @@ def _check_version() -> None:
     header = Path(jax.ffi.include_dir(), "xla/ffi/api/c_api.h")
     minor = re.search(r"#define XLA_FFI_API_MINOR (\d+)", header.read_text() if header.is_file() else "")
     if minor and int(minor[1]) < _core._jax_api_minor:
-        raise ImportError(f"this build of whet.jax needs version 0.{_core._jax_api_minor} of XLA's FFI, and jaxlib "
-                          f"{jax.lib.__version__} has 0.{minor[1]}: install a newer jax, or build whet with this jaxlib")
+        raise ImportError(f"this build of whet.jax needs version 0.{_core._jax_api_minor} of XLA's FFI, and that of "
+                          f"jaxlib {jax.lib.__version__} is 0.{minor[1]}: install a newer jax, or build whet with this "
+                          "jaxlib")
 
 
 def _register(handlers: Mapping[str, Any]) -> None:

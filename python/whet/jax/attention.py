@@ -105,7 +105,7 @@ def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = No
     before, after = _window(local_window_size)
     return_stats, return_residual = flag(return_stats, "return_stats"), flag(return_residual, "return_residual")
     options = _Options(
-        _rules(rule, heads), size**-0.5 if scale is None else _number(scale, "scale"), _softcap(softcap),
+        _rules(rule, heads), size**-0.5 if scale is None else _number(scale, "scale"), _softcap(softcap, query.dtype),
         flag(is_causal, "is_causal"), before, after, flag(hold_beta, "hold_beta"), return_stats or return_residual)
     out, stats = _jitted(options, arrays)
 
@@ -316,8 +316,9 @@ def _number(value: Any, name: str) -> float:
     return number
 
 
-def _softcap(softcap: Any) -> float:
+def _softcap(softcap: Any, dtype: Any) -> float:
     number = 0.0 if softcap is None else _number(softcap, "softcap")
-    if number < 0:
-        raise ValueError(f"softcap: is {number}, must be 0 or more")
+    least = float(np.finfo(np.float64 if dtype == np.float64 else np.float32).tiny)
+    if number != 0 and number < least:
+        raise ValueError(f"softcap: is {number}, must be 0 or None (none), or at least {least}")
     return number

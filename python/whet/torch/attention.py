@@ -111,7 +111,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
                         softcap=softcap, hold_beta=hold_beta)
     if axes != 4 or len(batch) != 1:
         out, stats = (_with_batch(result, batch, axes) for result in (out, stats))
-    return (out, Stats._make(stats.unbind(-1))) if return_stats else out
+    return (out, Stats(*stats.unbind(-1))) if return_stats else out
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None, sinks: Tensor | None,

@@ -132,7 +132,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             weights = weights.mean(dim=1) if average_attn_weights else weights
         if not batched:
             out, weights, stats = (_first(x) for x in (out, weights, stats))
-        return (out, weights, Stats._make(stats.unbind(-1))) if return_stats else (out, weights)
+        return (out, weights, Stats(*stats.unbind(-1))) if return_stats else (out, weights)
 
     def _batch_first(self, x: Tensor, batched: bool) -> Tensor:
         if not batched:

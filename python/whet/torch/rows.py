@@ -73,7 +73,7 @@ def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, r
         check_device(input=input, where=where)
         with_stats = return_stats or wants_gradient((input,))
         out, stats = _rows_operators.softmax(input, dim, name, where, with_stats, hold_beta)
-    return (out, Stats._make(stats.unbind(-1))) if return_stats else out
+    return (out, Stats(*stats.unbind(-1))) if return_stats else out
 
 
 def _of_a_number(input: Tensor, dim: int, rule: RuleLike, where: Tensor | None, hold_beta: bool,

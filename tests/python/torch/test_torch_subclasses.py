@@ -57,7 +57,7 @@ def test_causal_bias_that_does_not_fit():
         attention(*given, causal_upper_left(6, 6))
     with pytest.raises(ValueError, match="^is_causal"):
         attention(*given, causal_upper_left(4, 6), is_causal=True)
-    with pytest.raises(TypeError, match="^input: is a CausalBias"):
+    with pytest.raises((TypeError, NotImplementedError), match="CausalBias"):  # torch 2.6 refuses it itself
         softmax(causal_upper_left(4, 6))
     x = torch.randn(4, 1, 8)
     with pytest.raises(TypeError, match="^attn_mask: is a CausalBias"):
