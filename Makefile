@@ -29,7 +29,7 @@ demo:  ## Build the command, train two heads and compare them: five minutes from
 	@echo "== build/release/bin/whet demo build/demo"
 	@build/release/bin/whet demo build/demo
 
-test: release asan clang python  ## Run every test: C++, sanitizers, fuzzers, command line, packages
+test: release asan clang wheel  ## Run every test: C++, sanitizers, fuzzers, command line, packages
 	@echo "== C++ tests, gcc"; ctest --preset release -j $(JOBS)
 	@echo "== C++ tests, AddressSanitizer and UndefinedBehaviorSanitizer"; ctest --preset asan -j $(JOBS)
 	@echo "== C++ tests and short fuzzing, clang"; ctest --preset clang -j $(JOBS)
@@ -96,7 +96,7 @@ soak: release clang  ## Random calls against the oracle, disturbed runs, fuzzers
 setup:
 	@tools/setup.sh build
 
-$(VENV)/.done: tests/requirements.txt
+$(VENV)/.done: tests/requirements.txt tools/wheel-requirements.txt
 	@tools/setup.sh tests
 
 # Each preset builds into build/<preset>; the one with sanitizers also the extension of the Python package.
@@ -112,6 +112,15 @@ python: setup $(VENV)/.done  ## Install the Python package into build/venv
 	@echo "== Installing the Python package into $(VENV)"
 	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(VENV)/bin/pip install --quiet --disable-pip-version-check \
 	  --no-build-isolation --no-deps --config-settings=cmake.define.WHET_WERROR=$(WERROR) .
+
+.PHONY: wheel test-wheel
+wheel: python  ## Build the wheel and the sdist into build/wheels
+	@echo "== Building the wheel and the sdist into build/wheels"
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) tools/wheel.sh $(VENV)/bin/python
+
+test-wheel: wheel  ## Run the wheel's tests in a bare Debian, and install from the sdist (needs root)
+	@tools/test-wheel.sh
+	@tools/test-sdist.sh
 
 clean:  ## Remove everything that was built
 	rm -rf build

@@ -41,15 +41,16 @@ fi
 
 # make_venv DIRECTORY REQUIREMENTS [FIRST...]: FIRST packages go in alone before the rest.
 make_venv() {
-  local directory=$1 requirements=$2
+  local directory=$1 requirements=$2 wanted
   shift 2
-  if ! cmp -s "$requirements" "$directory/.done" 2>/dev/null; then
+  wanted=$(cat "$requirements" $(sed -n "s,^-r ,${requirements%/*}/,p" "$requirements"))  # with the files it includes
+  if [ "$wanted" != "$(cat "$directory/.done" 2>/dev/null)" ]; then
     echo "== Making $directory from $requirements"
     rm -rf "$directory"
     python3 -m venv "$directory"
     for package in "$@"; do "$directory/bin/pip" install --quiet --disable-pip-version-check "$package"; done
     "$directory/bin/pip" install --quiet --disable-pip-version-check -r "$requirements"
-    cp "$requirements" "$directory/.done"
+    echo "$wanted" > "$directory/.done"
   fi
 }
 

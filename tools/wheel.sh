@@ -1,0 +1,19 @@
+#!/usr/bin/env bash
+# wheel.sh [PYTHON]: builds a wheel for this interpreter (abi3 from 3.12 on) and the sdist, into build/wheels. PYTHON, by default
+# that of build/venv, has to have what tools/wheel-requirements.txt lists. auditwheel copies libhwy into the wheel and tags it with the
+# oldest glibc it runs on.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+python=${1:-build/venv/bin/python}
+mkdir -p build/wheels
+plain=$(mktemp -d build/wheel.XXXXXX)
+trap 'rm -rf "$plain"' EXIT
+
+# Without isolation, so that the paths of its tools stay and a second build compiles only what changed.
+"$python" -m build --no-isolation --wheel --outdir "$plain" . > "$plain/log" 2>&1 || { cat "$plain/log" >&2; exit 1; }
+wheel=$(basename "$plain"/*.whl)
+rm -f "build/wheels/${wheel%-linux_*}"-*.whl build/wheels/*.tar.gz
+PATH="$(dirname "$python"):$PATH" "$python" -m auditwheel repair --wheel-dir build/wheels "$plain/$wheel" > "$plain/log" 2>&1 \
+  || { cat "$plain/log" >&2; exit 1; }
+"$python" -m build --no-isolation --sdist --outdir build/wheels . > "$plain/log" 2>&1 || { cat "$plain/log" >&2; exit 1; }
+ls build/wheels/"${wheel%-linux_*}"-*.whl build/wheels/*.tar.gz
