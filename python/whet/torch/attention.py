@@ -140,10 +140,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias:
 
 def _check(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, sinks: Tensor | None,
            lengths: Tensor | None) -> None:
-    for tensor, name in ((query, "query"), (key, "key"), (value, "value")):
-        check(tensor, name)
-        if tensor.dim() < 2:
-            raise ValueError(f"{name}: has {tensor.dim()} dimensions, must have at least 2")
+    _check_matrices(query=query, key=key, value=value)
     if attn_mask is not None:
         check_mask(attn_mask, "attn_mask", (torch.bool, *FLOATS))
     if sinks is not None:
@@ -152,11 +149,19 @@ def _check(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, 
         check(lengths, "lengths", _INTEGERS)
 
 
+def _check_matrices(**tensors: Tensor) -> None:
+    for name, tensor in tensors.items():
+        check(tensor, name)
+        if tensor.dim() < 2:
+            raise ValueError(f"{name}: has {tensor.dim()} dimensions, must have at least 2")
+
+
 def _causal(bias: Any, query: Tensor, key: Tensor, is_causal: bool, align: str, window: Window,
             lengths: Any) -> tuple[Tensor | None, bool, str]:
     """A CausalBias as attn_mask, is_causal and align; as a mask where window or lengths count from another place."""
     if is_causal:
         raise ValueError("is_causal: is True, must be False if attn_mask is a CausalBias, as in torch")
+    _check_matrices(query=query, key=key)
     sizes = query.shape[-2], key.shape[-2]
     if (bias.seq_len_q, bias.seq_len_kv) != sizes:
         raise ValueError(f"attn_mask: is a CausalBias for {bias.seq_len_q} queries and {bias.seq_len_kv} keys, must be "

@@ -51,10 +51,21 @@ def test_causal_bias_compiled_and_differentiated(bias):
     torch.testing.assert_close(found, wanted)
 
 
+def test_a_parameter_as_mask_compiles():
+    q, k, v = inputs(4, 6)
+    mask = torch.nn.Parameter(torch.randn(4, 6))
+    compiled = torch.compile(lambda q, k, v: attention(q, k, v, mask), fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(q, k, v), attention(q, k, v, mask))
+
+
 def test_causal_bias_that_does_not_fit():
     given = inputs(4, 6)
     with pytest.raises(ValueError, match="^attn_mask: is a CausalBias for 6 queries and 6 keys, must be for 4 and 6"):
         attention(*given, causal_upper_left(6, 6))
+    with pytest.raises(TypeError, match="^query: is a list"):
+        attention([1.0], *given[1:], causal_upper_left(4, 6))
+    with pytest.raises(ValueError, match="^key: has 1 dimensions"):
+        attention(given[0], torch.zeros(6), torch.zeros(6), causal_upper_left(4, 6))
     with pytest.raises(ValueError, match="^is_causal"):
         attention(*given, causal_upper_left(4, 6), is_causal=True)
     with pytest.raises((TypeError, NotImplementedError), match="CausalBias"):  # torch 2.6 refuses it itself
