@@ -9,8 +9,14 @@ mkdir -p build/wheels
 plain=$(mktemp -d build/wheel.XXXXXX)
 trap 'rm -rf "$plain"' EXIT
 
+# whet.jax is for every JAX from 0.6 on, so it is built with the headers of that version.
+jaxlib=build/jaxlib-0.6.2
+[ -d $jaxlib ] || "$python" -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: \
+  --python-version 3.12 --target $jaxlib jaxlib==0.6.2
+
 # Without isolation, so that the paths of its tools stay and a second build compiles only what changed.
-"$python" -m build --no-isolation --wheel --outdir "$plain" . > "$plain/log" 2>&1 || { cat "$plain/log" >&2; exit 1; }
+"$python" -m build --no-isolation --wheel -C cmake.define.WHET_JAXLIB="$PWD/$jaxlib/jaxlib" --outdir "$plain" . \
+  > "$plain/log" 2>&1 || { cat "$plain/log" >&2; exit 1; }
 wheel=$(basename "$plain"/*.whl)
 rm -f "build/wheels/${wheel%-linux_*}"-*.whl build/wheels/*.tar.gz
 PATH="$(dirname "$python"):$PATH" "$python" -m auditwheel repair --wheel-dir build/wheels "$plain/$wheel" > "$plain/log" 2>&1 \
