@@ -112,7 +112,9 @@ double eigenvalue_bound(Vectors g) {
 double horizon(double spread, double weight, double beta) {
   const double d = sharpened(spread, beta);
   require(weight > 0 && weight <= 1, "weight", weight, "above 0 and at most 1");
-  return weight == 1 ? 1 : 1 + std::exp(d) * (1 / weight - 1);
+  if (weight == 1) return 1;
+  const double half = std::exp(d / 2);  // e^d may overflow where the product doesn't
+  return 1 + half * ((1 - weight) / weight) * half;
 }
 
 double largest_weight(double keys, double spread, double beta) {

@@ -56,6 +56,11 @@ TEST(Horizon, BetaMultipliesTheSpread) {
   EXPECT_NE(horizon(2, 0.5, 3), horizon(2, 0.5));
 }
 
+TEST(Horizon, OnlyTheWholeProductMayLeaveTheRange) {
+  EXPECT_NEAR(horizon(710, 0.99) / (std::exp(700.0) * std::exp(10.0 + std::log(1 / 99.0))), 1, 1e-13);
+  EXPECT_EQ(horizon(kInfinity, std::nextafter(1.0, 0.0)), kInfinity);
+}
+
 TEST(Horizon, InfinityIsAnAnswer) {
   EXPECT_EQ(horizon(1000, 0.5), kInfinity);
   EXPECT_EQ(horizon(kInfinity, 0.5), kInfinity);
