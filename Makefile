@@ -85,8 +85,8 @@ lint-python: $(VENV)/.done  ## ruff and mypy over the Python sources
 	@$(VENV)/bin/python -m mypy
 	@$(VENV)/bin/python -m mypy --strict --follow-imports=silent tests/python/typing/calls.py
 
-fuzz: clang  ## Fuzz the .npy and safetensors readers and the rule parser for FUZZ_SECONDS each (default 600)
-	cd build/clang/tests/fuzz && for name in npy rule safetensors; do \
+fuzz: clang  ## Fuzz the JSON, .npy and safetensors readers and the rule parser for FUZZ_SECONDS each (default 600)
+	cd build/clang/tests/fuzz && for name in json npy rule safetensors; do \
 	  ./$${name}_fuzz -max_total_time=$(FUZZ_SECONDS) -max_len=4096 -timeout=5 -malloc_limit_mb=16 \
 	    -print_final_stats=1 -artifact_prefix=$$name- corpus/$$name seeds/$$name; done
 

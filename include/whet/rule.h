@@ -49,7 +49,7 @@ class WHET_API Rule {
   // One-line names, the same in every interface: none, paper, fixed:1.5, log-length:16[,S],
   // ssmax:0.4, target-entropy:0.2, target-peak:0.9, polynomial:C4,C3,..,C0[:gate=G][:hold=H], and
   // polynomial:FILE, where FILE holds such a polynomial line (lines that start with # are skipped).
-  // Error for anything else.
+  // Error for anything else, and where FILE isn't a regular file of at most 65536 bytes.
   static Rule parse(std::string_view name);
 
   // The name again; parse(name()) is the same rule, bit for bit.

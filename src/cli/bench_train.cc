@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cli/bench.h"
+#include "files/text.h"
 #include "lab/evaluation.h"
 #include "lab/run.h"
 #include "lab/trainer.h"
@@ -128,7 +129,8 @@ void bench_train(const BenchOptions& options) {
       time_steps(recipe, start, options.quick ? 3 : 9, options.quick ? 20 : 100);
   const double step = seconds[seconds.size() / 2];
   Json report = bench_report("train", options);
-  report["start"] = options.run.empty() ? "initial weights" : options.run;
+  const std::string from = options.run.empty() ? "initial weights" : files::escaped(options.run);
+  report["start"] = from;
   report["steps_per_second"] = 1 / step;
   report["milliseconds_per_step"] = step * 1e3;
   Json evaluation = Json::array();
@@ -143,8 +145,7 @@ void bench_train(const BenchOptions& options) {
     return;
   }
   print_bench_title(options);
-  std::printf("Max retrieval, batch 128, sets of 5..16 items, from %s.\n\n",
-              options.run.empty() ? "initial weights" : options.run.c_str());
+  std::printf("Max retrieval, batch 128, sets of 5..16 items, from %s.\n\n", from.c_str());
   std::printf("training      %8.1f steps/s  (%.2f ms; one thread)\n", 1 / step, step * 1e3);
   for (const Json& line : evaluation) {
     std::printf("evaluation    %8.1f sets/s   (%d items)\n", line["sets_per_second"].get<double>(),

@@ -13,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/lab_options.h"
 #include "files/file.h"
+#include "files/text.h"
 #include "lab/comparison.h"
 #include "lab/reproduction.h"
 #include "report/page.h"
@@ -51,9 +52,7 @@ std::vector<lab::Training> trainings(const Arguments& arguments) {
 std::string accuracy(const Json& results, std::int64_t items, const std::string& rule) {
   for (const Json& size : results.at("summary")) {
     if (size.at("items") != items || !size.at("rules").contains(rule)) continue;
-    char text[16];
-    std::snprintf(text, sizeof text, "%.1f", 100 * size.at("rules").at(rule).at("accuracy").get<double>());
-    return text;
+    return report::fixed(100 * size.at("rules").at(rule).at("accuracy").get<double>(), 1);
   }
   return "-";
 }
@@ -85,9 +84,7 @@ std::vector<report::Results> results_of(const Arguments& arguments) {
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const std::string name = kHeads[i].first;
     results.push_back({name, lab::study({runs[i]}, options, made_by(arguments.threads), bars)});
-    // The command line may hold any bytes, JSON only UTF-8.
-    files::write_text(in(in(arguments.folder, name), "results.json"),
-                      results.back().json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n");
+    files::write_text(in(in(arguments.folder, name), "results.json"), results.back().json.dump() + "\n");
   }
   return results;
 }
@@ -100,7 +97,7 @@ void demo(const Arguments& arguments) {
   const std::string page = in(arguments.folder, "report.html");
   if (std::filesystem::exists(page)) {
     std::fprintf(stderr, "%s was finished before and is shown again; remove it to train again.\n",
-                 arguments.folder.c_str());
+                 files::escaped(arguments.folder).c_str());
   }
   const std::vector<report::Results> runs = results_of(arguments);
   files::write_text(page,
@@ -112,7 +109,7 @@ void demo(const Arguments& arguments) {
       "plain softmax, the sharp head %s %% with the entropy of its weights held where it was in training.\n"
       "\nOpen %s in a browser.\n",
       accuracy_table(runs).c_str(), accuracy(runs[0].json, 16384, "softmax").c_str(),
-      accuracy(runs[1].json, 16384, "target_entropy").c_str(), page.c_str());
+      accuracy(runs[1].json, 16384, "target_entropy").c_str(), files::escaped(page).c_str());
 }
 
 }  // namespace

@@ -11,10 +11,13 @@
 
 #include "cli/commands.h"
 #include "cli/lab_options.h"
+#include "files/file.h"
+#include "files/text.h"
 #include "lab/calibration.h"
 #include "lab/diagnosis.h"
 #include "lab/fit_points.h"
 #include "lab/run.h"
+#include "report/table.h"
 
 namespace whet::cli {
 namespace {
@@ -43,18 +46,30 @@ void print_comparison(const lab::PolynomialFit& fit, const Rule& ours) {
   }
 }
 
+void refuse_to_overwrite(const std::vector<lab::Run>& runs, const std::string& out) {
+  for (const lab::Run& run : runs) {
+    for (const std::string& file : lab::files_of(run)) {
+      if (!out.empty() && files::same_file(out, file)) {
+        throw Error("--out: " + out + " is a file of the run itself; name another file");
+      }
+    }
+  }
+}
+
 void fit(const FitArguments& arguments) {
   if (arguments.degree < 1 || arguments.degree > 7) {
     throw Error("--degree: is " + std::to_string(arguments.degree) + ", must be 1 to 7");
   }
   lab::FitPointsOptions options{.sets = arguments.sets, .threads = arguments.threads};
   if (!arguments.sizes.empty()) options.sizes = arguments.sizes;
+  const std::vector<lab::Run> runs = load_runs(arguments.runs);
+  refuse_to_overwrite(runs, arguments.out);
   std::vector<lab::FitPoint> points;
   std::string names;
-  for (const std::string& folder : arguments.runs) {
-    const auto part = lab::fit_points(lab::load_run(folder).parameters, options);
+  for (const lab::Run& run : runs) {
+    const auto part = lab::fit_points(run.parameters, options);
     points.insert(points.end(), part.begin(), part.end());
-    names += " " + folder;
+    names += " " + files::escaped(run.folder);
   }
   if (points.size() < lab::kFewestPoints) {
     throw Error("RUN: misranks only " + std::to_string(points.size()) + " of these sets, a fit needs " +
@@ -79,8 +94,8 @@ void fit(const FitArguments& arguments) {
   }
   print_comparison(result, result.rule());
   std::printf("%s\n", result.rule().name().c_str());
-  if (!arguments.out.empty())
-    std::printf("Written to %s; use it as polynomial:%s\n", arguments.out.c_str(), arguments.out.c_str());
+  const std::string out = files::escaped(arguments.out);
+  if (!out.empty()) std::printf("Written to %s; use it as polynomial:%s\n", out.c_str(), out.c_str());
 }
 
 struct CalibrateArguments {
@@ -101,8 +116,9 @@ void calibrate(const CalibrateArguments& arguments) {
   run.parameters = result.parameters;
   run.edit = (run.edit.empty() ? "" : run.edit + "; ") + result.text;
   lab::save_edited_run(arguments.out, run);
-  std::printf("%s: %s; resolution %.0f items, was %.0f\n", arguments.out.c_str(), result.text.c_str(),
-              lab::diagnose(run.parameters).resolution, before);
+  std::printf("%s: %s; resolution %s items, was %s\n", files::escaped(arguments.out).c_str(),
+              result.text.c_str(), report::fixed(lab::diagnose(run.parameters).resolution, 0).c_str(),
+              report::fixed(before, 0).c_str());
 }
 
 }  // namespace

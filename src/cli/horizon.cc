@@ -17,6 +17,7 @@
 
 #include "cli/commands.h"
 #include "cli/lab_options.h"
+#include "files/text.h"
 #include "lab/diagnosis.h"
 #include "lab/evaluation.h"
 #include "lab/run.h"
@@ -126,7 +127,7 @@ void run_spread(const Arguments& arguments) {
 std::string run_json(const Arguments& arguments, const std::vector<lab::SizeOutcome>& outcomes,
                      double allowed) {
   Json json;
-  json["run"] = arguments.run;
+  json["run"] = files::escaped(arguments.run);
   json["beta"] = arguments.beta;
   json["weight"] = arguments.weight;
   json["spread_allowed"] = allowed;
@@ -157,7 +158,7 @@ std::string run_text(const Arguments& arguments, const std::vector<lab::SizeOutc
                number(paper.upper), number(paper.lower), number(spread),
                horizon_text(spread, arguments.weight)});
   }
-  return arguments.run + ", " + std::to_string(arguments.sets) + " sets of each size" +
+  return files::escaped(arguments.run) + ", " + std::to_string(arguments.sets) + " sets of each size" +
          (arguments.beta == 1 ? "" : ", at beta " + number(arguments.beta, 6)) +
          ". Its weights allow a spread of about " + number(allowed * arguments.beta) + ", a horizon of " +
          horizon_text(allowed * arguments.beta, arguments.weight) + " keys for a weight of " +

@@ -11,6 +11,9 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "files/text.h"
+#include "lab/run.h"
+
 namespace whet::cli {
 namespace {
 
@@ -25,9 +28,17 @@ std::string quoted(const std::string& argument) {
     return std::isalnum(static_cast<unsigned char>(c)) != 0 || std::strchr("-_./,:=+@%", c) != nullptr;
   });
   if (plain) return argument;
-  std::string text = "'";
-  for (const char c : argument) text += c == '\'' ? std::string("'\\''") : std::string(1, c);
-  return text + "'";
+  // What can't be shown as it is takes the shell's $'...', in which \xNN is a byte.
+  const bool shown = files::escaped(argument) == argument;
+  std::string text = shown ? "'" : "$'";
+  for (const char c : argument) {
+    if (c == '\'') {
+      text += shown ? "'\\''" : "\\'";
+    } else {
+      text += c == '\\' && !shown ? "\\\\" : std::string(1, c);
+    }
+  }
+  return files::escaped(text + "'");
 }
 
 std::string processor() {
@@ -167,8 +178,24 @@ lab::StudyOptions EvaluationFlags::options() const {
     throw Error("--precision: is '" + precision + "', must be f32 or f64");
   }
   options.precision = precision == "f64" ? lab::Precision::f64 : lab::Precision::f32;
-  for (const std::string& rule : rules) options.extra.push_back({rule, {.rule = Rule::parse(rule)}});
+  for (const std::string& rule : rules) {
+    options.extra.push_back({files::escaped(rule), {.rule = Rule::parse(rule)}});
+  }
   return options;
+}
+
+std::vector<lab::Run> load_runs(const std::vector<std::string>& folders) {
+  std::vector<lab::Run> runs;
+  for (const std::string& folder : folders) {
+    lab::Run run = lab::load_run(folder);
+    for (const lab::Run& other : runs) {
+      if (run.parameters != other.parameters) continue;
+      throw Error("RUN: has the same head twice, as " + other.folder + " and as " + folder +
+                  "; name each once");
+    }
+    runs.push_back(std::move(run));
+  }
+  return runs;
 }
 
 lab::Watcher watcher() {

@@ -47,6 +47,9 @@ struct EvaluationFlags {
 // For options of unsigned numbers: CLI11 would let -1 wrap around.
 std::string not_negative(const std::string& number);
 
+// Every head once: Error if two folders hold the same weights, be it one run by two names or a copy.
+std::vector<lab::Run> load_runs(const std::vector<std::string>& folders);
+
 // Progress bars of the lab's work, on standard error.
 lab::Watcher watcher();
 

@@ -19,6 +19,7 @@
 #include "cli/commands.h"
 #include "cli/lab_options.h"
 #include "files/file.h"
+#include "files/text.h"
 
 namespace whet::cli {
 namespace {
@@ -55,11 +56,7 @@ constexpr const char* kMoreHelp =
 
 // File names and headers may hold anything; an error stays one line and sends a terminal no commands.
 int report(const std::string& where, const std::string& problem, int code) {
-  std::string line = where + ": " + problem;
-  for (char& c : line) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = '?';
-  }
-  line += '\n';
+  const std::string line = files::escaped(where + ": " + problem) + "\n";
   std::fwrite(line.data(), 1, line.size(), stderr);
   return code;
 }

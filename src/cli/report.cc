@@ -16,6 +16,8 @@
 #include "cli/browser.h"
 #include "cli/commands.h"
 #include "files/file.h"
+#include "files/json.h"
+#include "files/text.h"
 #include "lab/comparison.h"
 #include "report/page.h"
 #include "report/results.h"
@@ -35,8 +37,11 @@ struct Arguments {
 std::vector<report::Results> load(const std::vector<std::string>& paths) {
   std::vector<report::Results> runs;
   for (const std::string& path : paths) {
-    if (std::count(paths.begin(), paths.end(), path) > 1) throw Error("DIR: has " + path + " twice");
     runs.push_back(report::load_results(path));
+    for (std::size_t i = 0; i + 1 < runs.size(); ++i) {
+      if (!files::same_file(runs[i].file, runs.back().file)) continue;
+      throw Error("DIR: has the same results twice, as " + paths[i] + " and as " + path + "; name each once");
+    }
     if (runs.back().json.at("kind") != runs.front().json.at("kind")) {
       throw Error("DIR: has results of kind " + runs.front().json.at("kind").dump() + " in " + paths.front() +
                   " and " + runs.back().json.at("kind").dump() + " in " + path + "; compare one kind");
@@ -73,9 +78,7 @@ std::string markdown(const std::vector<report::Results>& runs) {
                           : report::markdown_comparison(data_of(runs));
 }
 
-std::string json(const std::vector<report::Results>& runs) {
-  return data_of(runs).dump(1, ' ', false, Json::error_handler_t::replace) + "\n";
-}
+std::string json(const std::vector<report::Results>& runs) { return data_of(runs).dump(1) + "\n"; }
 
 // Beside the results of one run, else in the current folder.
 std::string beside(const Arguments& arguments, const char* name) {
@@ -84,18 +87,45 @@ std::string beside(const Arguments& arguments, const char* name) {
   return ((std::filesystem::is_directory(run) ? run : run.parent_path()) / name).string();
 }
 
+// An output that isn't one of the results it is made of.
+class Output : public files::OutputFile {
+ public:
+  Output(const std::string& path, const std::vector<report::Results>& runs)
+      : OutputFile(checked(path, runs)) {}
+
+  void write_all(const std::string& text) {
+    write(std::as_bytes(std::span(text)));
+    finish();
+  }
+
+ private:
+  static const std::string& checked(const std::string& path, const std::vector<report::Results>& runs) {
+    for (const report::Results& run : runs) {
+      if (files::same_file(path, run.file)) {
+        throw Error("--out: " + path + " holds the results themselves; name another file");
+      }
+    }
+    return path;
+  }
+};
+
 void write_page(const std::vector<report::Results>& runs, const Arguments& arguments) {
   const std::string path = arguments.out.empty() ? beside(arguments, "report.html") : arguments.out;
-  files::write_text(path, report::html_page(data_of(runs)));
-  if (!path.starts_with("/dev/")) std::printf("Open %s in a browser.\n", path.c_str());
+  Output file(path, runs);
+  file.write_all(report::html_page(data_of(runs)));
+  file.commit();
+  if (file.replaces()) std::printf("Open %s in a browser.\n", files::escaped(path).c_str());
 }
 
-void write_or_print(const std::string& text, const std::string& path) {
+void write_or_print(const std::string& text, const std::vector<report::Results>& runs,
+                    const std::string& path) {
   if (path.empty()) {
     std::fwrite(text.data(), 1, text.size(), stdout);
-  } else {
-    files::write_text(path, text);
+    return;
   }
+  Output file(path, runs);
+  file.write_all(text);
+  file.commit();
 }
 
 // ---- figures
@@ -108,7 +138,8 @@ Json figures_of(const std::string& document) {
   if (begin == document.npos || end == document.npos) {
     throw std::runtime_error("the browser did not draw the page; open it (--format html) to see why");
   }
-  return Json::parse(document.substr(begin + kBegin.size(), end - begin - kBegin.size()));
+  const std::string_view text = document;
+  return files::parse_json(text.substr(begin + kBegin.size(), end - begin - kBegin.size()), "the page");
 }
 
 // All or nothing.
@@ -116,16 +147,13 @@ void write_figures(const std::vector<report::Results>& runs, const Arguments& ar
   const Json figures = figures_of(document_of(report::html_page(data_of(runs)), "svg"));
   const std::string folder = arguments.out.empty() ? beside(arguments, "figures") : arguments.out;
   files::make_folder(folder);
-  std::list<files::OutputFile> outputs;
+  std::list<Output> outputs;
   for (const Json& figure : figures) {
-    const std::string text = figure.at("svg");
-    auto& file =
-        outputs.emplace_back((std::filesystem::path(folder) / figure.at("name").get<std::string>()).string());
-    file.write(std::as_bytes(std::span(text)));
-    file.finish();
+    const std::string name = figure.at("name");
+    outputs.emplace_back((std::filesystem::path(folder) / name).string(), runs).write_all(figure.at("svg"));
   }
-  for (files::OutputFile& file : outputs) file.commit();
-  std::printf("%zu figures are in %s.\n", outputs.size(), folder.c_str());
+  for (Output& file : outputs) file.commit();
+  std::printf("%zu figures are in %s.\n", outputs.size(), files::escaped(folder).c_str());
 }
 
 // Results are checked when they are loaded, but not every field that a table may ask for.
@@ -142,9 +170,9 @@ void report(const Arguments& arguments) {
     if (arguments.format == "html") {
       write_page(runs, arguments);
     } else if (arguments.format == "md") {
-      write_or_print(markdown(runs), arguments.out);
+      write_or_print(markdown(runs), runs, arguments.out);
     } else if (arguments.format == "json") {
-      write_or_print(json(runs), arguments.out);
+      write_or_print(json(runs), runs, arguments.out);
     } else {
       write_figures(runs, arguments);
     }

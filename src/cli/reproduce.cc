@@ -1,8 +1,5 @@
 // whet reproduce: the paper in one command. whet eval: the same measurements of runs that are there.
-#include <whet/error.h>
-
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -15,6 +12,7 @@
 #include "cli/lab_options.h"
 #include "files/file.h"
 #include "files/safetensors.h"
+#include "files/text.h"
 #include "lab/reproduction.h"
 #include "report/page.h"
 #include "report/results.h"
@@ -42,8 +40,7 @@ std::string in(const std::string& folder, const char* name) {
 
 // Results, tables and page into the folder (unless there is none), all or nothing, then to the terminal.
 void show(const Json& results, const std::string& folder, bool json) {
-  // File names may hold any bytes, JSON only UTF-8.
-  const std::string text = results.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+  const std::string text = results.dump() + "\n";
   const std::string tables = report::markdown_tables(results);
   if (!folder.empty()) {
     files::OutputFile json_file(in(folder, "results.json")), tables_file(in(folder, "tables.md")),
@@ -61,8 +58,9 @@ void show(const Json& results, const std::string& folder, bool json) {
   }
   std::fputs(json ? text.c_str() : tables.c_str(), stdout);
   if (!folder.empty()) {
-    std::fprintf(stderr, "Written to %s: results.json, tables.md, tables.csv\n", folder.c_str());
-    std::fprintf(stderr, "Open %s in a browser.\n", in(folder, "report.html").c_str());
+    std::fprintf(stderr, "Written to %s: results.json, tables.md, tables.csv\n",
+                 files::escaped(folder).c_str());
+    std::fprintf(stderr, "Open %s in a browser.\n", files::escaped(in(folder, "report.html")).c_str());
   }
 }
 
@@ -87,13 +85,7 @@ void evaluate(const Arguments& arguments) {
   lab::StudyOptions options = arguments.evaluation.options();
   options.calibrate = !arguments.no_calibration;
   if (!arguments.folder.empty()) files::make_folder(arguments.folder);
-  std::vector<lab::Run> runs;
-  for (const std::string& folder : arguments.runs) {
-    if (std::count(arguments.runs.begin(), arguments.runs.end(), folder) > 1) {
-      throw Error("RUN: has " + folder + " twice; every head counts once");
-    }
-    runs.push_back(lab::load_run(folder));
-  }
+  const std::vector<lab::Run> runs = load_runs(arguments.runs);
   if (!arguments.sets_file.empty()) save_sets(arguments.sets_file, options);
   show(lab::study(runs, options, made_by(options.threads), watcher()), arguments.folder, arguments.json);
 }

@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -109,13 +108,19 @@ std::vector<std::int64_t> read_lengths(const std::string& path, const std::vecto
   return lengths;
 }
 
-bool same_file(const std::string& a, const std::string& b) {
-  std::error_code error;
-  if (std::filesystem::equivalent(a, b, error)) return true;
-  const auto whole = [&](const std::string& path) {
-    return std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error);
+// Nothing that is read or written may be overwritten, but IN by OUT.
+void check_paths(const Arguments& arguments) {
+  const auto check = [](const std::string& output, const char* option, const std::string& other,
+                        const char* name) {
+    if (output.empty() || other.empty() || !same_file(output, other)) return;
+    wrong_use(output, std::string("is ") + name + " too; name another file for " + option);
   };
-  return whole(a) == whole(b);
+  check(arguments.out, "OUT", arguments.mask, "--mask");
+  check(arguments.out, "OUT", arguments.lengths, "--lengths");
+  check(arguments.stats, "--stats", arguments.out, "OUT");
+  check(arguments.stats, "--stats", arguments.in, "IN");
+  check(arguments.stats, "--stats", arguments.mask, "--mask");
+  check(arguments.stats, "--stats", arguments.lengths, "--lengths");
 }
 
 // Both outputs are complete on disk before either gets its name.
@@ -138,15 +143,7 @@ void run(const Arguments& arguments, RowFunction function) {
   options.rule = Rule::parse(arguments.rule);
   options.axis = arguments.axis;
   options.threads = arguments.threads;
-  const std::pair<const std::string&, const char*> others[] = {{arguments.out, "OUT"},
-                                                               {arguments.in, "IN"},
-                                                               {arguments.mask, "--mask"},
-                                                               {arguments.lengths, "--lengths"}};
-  for (const auto& [path, name] : others) {
-    if (!arguments.stats.empty() && !path.empty() && same_file(arguments.stats, path)) {
-      wrong_use(arguments.stats, std::string("is ") + name + " too; name another file for --stats");
-    }
-  }
+  check_paths(arguments);
   NpyArray in = read_rows(arguments);
   const std::vector<std::int64_t> outer = row_sizes(in.sizes(), arguments.axis);
   const std::int64_t rows = count_rows(in, outer, arguments.in);
@@ -209,8 +206,8 @@ constexpr const char* kStatsHelp =
     "beta, sharp_entropy, sharp_peak (at beta). Entropies are in nats. They are float64 of the shape of IN\n"
     "with --axis taken out and 10 put at the end. --lengths has the shape of IN with --axis taken out.\n"
     "\n"
-    "Files are .npy. IN must be a regular file; OUT and --stats are replaced whole or not at all, or may\n"
-    "be a pipe such as /dev/stdout.\n";
+    "Files are .npy. IN must be a regular file; OUT and --stats are replaced whole or not at all. A pipe, a\n"
+    "device and what standard output goes to (/dev/stdout) are written as they are: >> appends.\n";
 
 }  // namespace
 

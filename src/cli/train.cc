@@ -6,8 +6,10 @@
 
 #include "cli/commands.h"
 #include "cli/lab_options.h"
+#include "files/text.h"
 #include "lab/diagnosis.h"
 #include "lab/run.h"
+#include "report/table.h"
 
 namespace whet::cli {
 namespace {
@@ -26,10 +28,9 @@ void run(const Arguments& arguments) {
   }
   const lab::Run trained = lab::load_run(arguments.folder);
   const lab::Metrics last = trained.metrics.empty() ? lab::Metrics{} : trained.metrics.back();
-  std::printf(
-      "%s: %lld steps, loss %.4f, accuracy %.2f %% on the last training sets, resolution %.0f items\n",
-      arguments.folder.c_str(), static_cast<long long>(trained.step), last.loss, 100 * last.accuracy,
-      lab::diagnose(trained.parameters).resolution);
+  std::printf("%s: %lld steps, loss %.4f, accuracy %.2f %% on the last training sets, resolution %s items\n",
+              files::escaped(arguments.folder).c_str(), static_cast<long long>(trained.step), last.loss,
+              100 * last.accuracy, report::fixed(lab::diagnose(trained.parameters).resolution, 0).c_str());
 }
 
 }  // namespace

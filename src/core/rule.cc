@@ -1,14 +1,18 @@
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <whet/error.h>
 #include <whet/rule.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <cmath>
-#include <fstream>
 #include <optional>
 #include <vector>
 
 #include "core/beta.h"
+#include "core/rule_name.h"
 
 namespace whet {
 
@@ -16,6 +20,7 @@ namespace {
 
 constexpr std::array<double, 5> kPaper = {-0.037, 0.481, -2.3, 4.917, -1.791};
 constexpr std::size_t kMaxRuleFile = 65536;
+constexpr std::string_view kPolynomial = "polynomial:";
 
 constexpr std::string_view kNames =
     "none, paper, fixed:B, log-length:N0[,S], ssmax:S, target-entropy:H, target-peak:W, "
@@ -73,14 +78,53 @@ std::optional<Rule> inline_polynomial(std::string_view name, std::string_view bo
                           hold.value_or(std::numeric_limits<double>::infinity()));
 }
 
-Rule polynomial_file(std::string_view name, const std::string& path) {
-  std::ifstream file(path);
-  if (!file) fail(name, "names the file '" + path + "', which can't be read");
-  std::string content(kMaxRuleFile + 1, '\0');
-  file.read(content.data(), static_cast<std::streamsize>(content.size()));
-  content.resize(static_cast<std::size_t>(std::max<std::streamsize>(file.gcount(), 0)));
-  if (content.size() > kMaxRuleFile) fail(name, "names a file of more than 65536 bytes");
+// The FILE of polynomial:FILE; nullopt if the name is of another kind.
+std::optional<std::string_view> rule_file(std::string_view name) {
+  if (!name.starts_with(kPolynomial)) return std::nullopt;
+  const std::string_view body = name.substr(kPolynomial.size());
+  if (body.empty() || numbers(body.substr(0, body.find(':')))) return std::nullopt;
+  return body;
+}
 
+class Descriptor {
+ public:
+  // O_NONBLOCK: a FIFO without a writer would hold up open().
+  explicit Descriptor(const std::string& path)
+      : number_(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK)) {}
+  ~Descriptor() {
+    if (number_ >= 0) ::close(number_);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+
+  int get() const { return number_; }
+
+ private:
+  int number_;
+};
+
+std::string read_rule_file(std::string_view name, const std::string& path) {
+  const std::string file = "names the file '" + path + "', which ";
+  const Descriptor descriptor(path);
+  struct stat status {};
+  if (descriptor.get() < 0 || ::fstat(descriptor.get(), &status) != 0) fail(name, file + "can't be read");
+  if (!S_ISREG(status.st_mode)) fail(name, file + "isn't a regular file");
+  std::string content(kMaxRuleFile + 1, '\0');
+  std::size_t size = 0;
+  while (size < content.size()) {
+    const ssize_t count = ::read(descriptor.get(), content.data() + size, content.size() - size);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail(name, file + "can't be read");
+    if (count == 0) break;
+    size += static_cast<std::size_t>(count);
+  }
+  if (size > kMaxRuleFile) fail(name, file + "has more than 65536 bytes");
+  content.resize(size);
+  return content;
+}
+
+Rule polynomial_file(std::string_view name, const std::string& path) {
+  const std::string content = read_rule_file(name, path);
   std::string_view rest = content;
   while (!rest.empty()) {
     const std::size_t end = std::min(rest.find('\n'), rest.size());
@@ -88,9 +132,8 @@ Rule polynomial_file(std::string_view name, const std::string& path) {
     rest.remove_prefix(std::min(end + 1, rest.size()));
     while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.remove_suffix(1);
     if (line.empty() || line.front() == '#') continue;
-    constexpr std::string_view kPrefix = "polynomial:";
-    if (line.starts_with(kPrefix)) {
-      if (auto rule = inline_polynomial(name, line.substr(kPrefix.size()))) return *rule;
+    if (line.starts_with(kPolynomial)) {
+      if (auto rule = inline_polynomial(name, line.substr(kPolynomial.size()))) return *rule;
     }
     break;
   }
@@ -163,27 +206,34 @@ Rule Rule::target_peak(double w) {
 }
 
 Rule Rule::parse(std::string_view name) {
-  if (name == "none") return none();
-  if (name == "paper") return paper();
+  if (const auto path = rule_file(name)) return polynomial_file(name, std::string(*path));
+  return core::parse_inline_rule(name);
+}
+
+Rule core::parse_inline_rule(std::string_view name) {
+  if (rule_file(name)) {
+    fail(name, "names a file, where only polynomial:C4,C3,C2,C1,C0[:gate=G][:hold=H] is allowed");
+  }
+  if (name == "none") return Rule::none();
+  if (name == "paper") return Rule::paper();
   const std::size_t colon = name.find(':');
   const std::string_view head = name.substr(0, colon);
   const std::string_view body = colon == name.npos ? "" : name.substr(colon + 1);
 
   if (head == "polynomial" && !body.empty()) {
     if (auto rule = inline_polynomial(name, body)) return *rule;
-    return polynomial_file(name, std::string(body));
   }
   const auto values = numbers(body);
   if (values && values->size() == 1) {
     const double value = values->front();
-    if (head == "fixed") return fixed(value);
-    if (head == "ssmax") return ssmax(value);
-    if (head == "target-entropy") return target_entropy(value);
-    if (head == "target-peak") return target_peak(value);
-    if (head == "log-length") return log_length(value);
+    if (head == "fixed") return Rule::fixed(value);
+    if (head == "ssmax") return Rule::ssmax(value);
+    if (head == "target-entropy") return Rule::target_entropy(value);
+    if (head == "target-peak") return Rule::target_peak(value);
+    if (head == "log-length") return Rule::log_length(value);
   }
   if (values && values->size() == 2 && head == "log-length") {
-    return log_length(values->front(), values->back());
+    return Rule::log_length(values->front(), values->back());
   }
   fail(name, "is not a rule; rules are " + std::string(kNames));
 }

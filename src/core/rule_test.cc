@@ -1,5 +1,6 @@
 // Rules: the facts of the published polynomial, every rule's beta and slope, names and their errors.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 #include <whet/error.h>
 #include <whet/rule.h>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "cases.h"
+#include "core/rule_name.h"
 #include "oracle.h"
 
 namespace whet {
@@ -290,6 +292,41 @@ TEST_F(PolynomialFile, ErrorsNameTheFile) {
     ADD_FAILURE() << "accepted a file that doesn't exist";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("/no/such/file"), std::string::npos) << error.what();
+  }
+}
+
+std::string error_of(const std::string& name, Rule (*parse)(std::string_view)) {
+  try {
+    parse(name);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// And no waiting for a writer, nor for the end of what has none.
+TEST_F(PolynomialFile, IsARegularFileOfBoundedSize) {
+  const std::string fifo = write("") + ".fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  for (const std::string& path : {fifo, std::string("/dev/zero"), testing::TempDir()}) {
+    EXPECT_EQ(error_of("polynomial:" + path, Rule::parse),
+              "rule: 'polynomial:" + path + "' names the file '" + path + "', which isn't a regular file");
+  }
+  ::unlink(fifo.c_str());
+  const std::string large = write("polynomial:1,2\n" + std::string(65536, '#'));
+  EXPECT_EQ(
+      error_of("polynomial:" + large, Rule::parse),
+      "rule: 'polynomial:" + large + "' names the file '" + large + "', which has more than 65536 bytes");
+}
+
+TEST_F(PolynomialFile, IsNotOpenedForNamesFromOthers) {
+  const std::string path = write("polynomial:1,2\n");
+  EXPECT_EQ(error_of("polynomial:" + path, core::parse_inline_rule),
+            "rule: 'polynomial:" + path +
+                "' names a file, where only polynomial:C4,C3,C2,C1,C0[:gate=G][:hold=H] is allowed");
+  for (const char* name :
+       {"none", "paper", "fixed:1.5", "log-length:16,0.5", "polynomial:1,2:gate=0.25:hold=3"}) {
+    EXPECT_EQ(core::parse_inline_rule(name), Rule::parse(name));
   }
 }
 

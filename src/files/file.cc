@@ -1,15 +1,18 @@
 #include "files/file.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <optional>
 #include <system_error>
 
 namespace whet::files {
@@ -46,6 +49,64 @@ extern "C" void remove_unfinished(int signal) {
 std::string folder_of(const std::string& path) {
   const std::string folder = std::filesystem::path(path).parent_path().string();
   return folder.empty() ? "." : folder;
+}
+
+constexpr int kMostLinks = 40;  // as the kernel follows
+
+// The entry of /proc/PID/fd that a path leads to through any links (/dev/stdout, /dev/fd/3); empty if none.
+std::filesystem::path descriptor_entry(std::filesystem::path path) {
+  std::error_code error;
+  for (int links = 0; links < kMostLinks; ++links) {
+    const auto folder = std::filesystem::canonical(folder_of(path.string()), error);
+    if (error) return {};
+    if (folder.filename() == "fd" && folder.string().starts_with("/proc/")) return folder / path.filename();
+    const auto target = std::filesystem::read_symlink(path, error);
+    if (error) return {};
+    path = folder / target;  // an absolute target replaces the folder
+  }
+  return {};
+}
+
+// The descriptor of this process that an entry stands for; -1 if it is another's.
+int own_descriptor(const std::filesystem::path& entry) {
+  const std::string name = entry.filename().string(), own = "/proc/" + std::to_string(::getpid()) + "/";
+  int descriptor = -1;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), descriptor);
+  const bool number = error == std::errc() && end == name.data() + name.size();
+  return number && entry.string().starts_with(own) ? descriptor : -1;
+}
+
+// The descriptor, standard output or standard error, that goes to this file; -1: neither does.
+int standard_descriptor(const struct stat& file) {
+  for (const int descriptor : {STDOUT_FILENO, STDERR_FILENO}) {
+    struct stat own {};
+    if (::fstat(descriptor, &own) == 0 && own.st_dev == file.st_dev && own.st_ino == file.st_ino) {
+      return descriptor;
+    }
+  }
+  return -1;
+}
+
+// Opens what must not be replaced. Nothing: it may be; -1, with errno: it can't be opened.
+std::optional<int> open_straight(const std::string& path, const struct stat& status) {
+  const std::filesystem::path entry = descriptor_entry(path);
+  int own = own_descriptor(entry);
+  if (own < 0 && S_ISREG(status.st_mode)) own = standard_descriptor(status);
+  if (own >= 0) {
+    std::fflush(stdout);  // what was printed before stands before
+    return ::fcntl(own, F_DUPFD_CLOEXEC, 0);
+  }
+  const bool stream = S_ISCHR(status.st_mode) || S_ISFIFO(status.st_mode);
+  if (!stream && entry.empty()) return std::nullopt;
+  return ::open(path.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+}
+
+// Whether this name is still that of the open file.
+bool is_name_of(const std::string& path, const FileHandle& file) {
+  struct stat named {};
+  struct stat opened {};
+  return ::lstat(path.c_str(), &named) == 0 && ::fstat(file.get(), &opened) == 0 &&
+         named.st_dev == opened.st_dev && named.st_ino == opened.st_ino;
 }
 
 }  // namespace
@@ -95,6 +156,10 @@ OutputFile::OutputFile(const std::string& path) : path_(path), target_(path) {
       throw FileError(path, "is a link to a file that does not exist; name the file itself");
     }
     open_temporary(0666, false);
+  } else if (const std::optional<int> straight = open_straight(path, status)) {
+    replaces_ = false;
+    handle_.reset(*straight);
+    if (handle_.get() < 0) fail("open", errno);
   } else if (S_ISREG(status.st_mode)) {
     // A rename needs no permission on the file it replaces; what is write-protected stays protected.
     if (::access(path.c_str(), W_OK) != 0) fail("write", errno);
@@ -102,9 +167,6 @@ OutputFile::OutputFile(const std::string& path) : path_(path), target_(path) {
     target_ = std::filesystem::canonical(path, error).string();
     if (error) fail("open", error.value());
     open_temporary(status.st_mode & 07777U, true);
-  } else if (S_ISCHR(status.st_mode) || S_ISFIFO(status.st_mode)) {
-    handle_.reset(::open(path.c_str(), O_WRONLY | O_CLOEXEC));
-    if (handle_.get() < 0) fail("open", errno);
   } else {
     throw FileError(
         path, S_ISDIR(status.st_mode) ? "is a folder; name a file" : "is a disk or socket; name a file");
@@ -115,11 +177,9 @@ OutputFile::~OutputFile() { discard(); }
 
 void OutputFile::open_temporary(unsigned permissions, bool keep_permissions) {
   const std::string start = folder_of(target_) + "/.whet-" + std::to_string(::getpid()) + "-";
-  // O_EXCL: never follow or overwrite what lies there under a guessed name.
   for (int attempt = 0; handle_.get() < 0; ++attempt) {
     temporary_ = start + std::to_string(attempt) + ".tmp";
-    handle_.reset(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, permissions));
-    if (handle_.get() < 0 && (errno != EEXIST || attempt == 1000)) {
+    if (!create_temporary(permissions) && (errno != EEXIST || attempt == 1000)) {
       const int error = errno;
       temporary_.clear();
       fail("create a file in " + folder_of(target_) + " for", error);
@@ -133,6 +193,22 @@ void OutputFile::open_temporary(unsigned permissions, bool keep_permissions) {
   }
 }
 
+// A new file under the name of temporary_, locked against remove_leftovers(); false, with errno, if there is
+// one already.
+bool OutputFile::create_temporary(unsigned permissions) {
+  // O_EXCL: never follow or overwrite what lies there under a guessed name.
+  handle_.reset(::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, permissions));
+  if (handle_.get() < 0) return false;
+  // Between open() and flock() a remover may have taken it. A file system without locks is no error: there
+  // nothing is removed.
+  const bool taken = ::flock(handle_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+  struct stat status {};
+  if (!taken && (::fstat(handle_.get(), &status) != 0 || status.st_nlink > 0)) return true;
+  handle_.close();
+  errno = EEXIST;
+  return false;
+}
+
 void OutputFile::write(std::span<const std::byte> bytes) {
   while (!bytes.empty()) {
     const ssize_t count = ::write(handle_.get(), bytes.data(), bytes.size());
@@ -143,8 +219,11 @@ void OutputFile::write(std::span<const std::byte> bytes) {
 }
 
 void OutputFile::finish() {
-  if (!temporary_.empty() && ::fsync(handle_.get()) != 0) fail("write", errno);
-  if (const int error = handle_.close()) fail("write", error);
+  if (temporary_.empty()) {
+    if (const int error = handle_.close()) fail("write", error);
+  } else if (::fsync(handle_.get()) != 0) {
+    fail("write", errno);
+  }
 }
 
 void OutputFile::commit() {
@@ -152,6 +231,7 @@ void OutputFile::commit() {
   if (::rename(temporary_.c_str(), target_.c_str()) != 0) fail("replace", errno);
   forget(temporary_.c_str());
   temporary_.clear();
+  handle_.close();  // only now: its lock kept the file from remove_leftovers()
   // The new name must survive a power cut too. File systems that can't sync a folder say EINVAL.
   const FileHandle folder(::open(folder_of(target_).c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   if (folder.get() >= 0 && ::fsync(folder.get()) != 0 && errno != EINVAL) fail("sync the folder of", errno);
@@ -174,12 +254,15 @@ void OutputFile::fail(const std::string& action, int error) const {
 void remove_leftovers(const std::string& folder) {
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator(folder, error)) {
-    long process = 0;
     int end = 0;
     const std::string name = entry.path().filename().string();
-    if (std::sscanf(name.c_str(), ".whet-%9ld-%*9d.tmp%n", &process, &end) != 1) continue;
-    if (end != static_cast<int>(name.size()) || process < 1) continue;
-    if (::kill(static_cast<pid_t>(process), 0) != 0 && errno == ESRCH) ::unlink(entry.path().c_str());
+    std::sscanf(name.c_str(), ".whet-%*9d-%*9d.tmp%n", &end);
+    if (end == 0 || end != static_cast<int>(name.size())) continue;
+    // To be locked across hosts a file must be open for writing.
+    const FileHandle file(::open(entry.path().c_str(), O_WRONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+    if (file.get() < 0 || ::flock(file.get(), LOCK_EX | LOCK_NB) != 0) continue;
+    // Its writer may have committed it before the lock, and begun another of this name.
+    if (is_name_of(entry.path().string(), file)) ::unlink(entry.path().c_str());
   }
 }
 
@@ -187,6 +270,15 @@ void make_folder(const std::string& folder) {
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) throw FileError(folder, "cannot make the folder: " + error.message());
+}
+
+bool same_file(const std::string& a, const std::string& b) {
+  std::error_code error;
+  if (std::filesystem::equivalent(a, b, error)) return true;
+  const auto whole = [&](const std::string& path) {
+    return std::filesystem::weakly_canonical(std::filesystem::absolute(path, error), error);
+  };
+  return !whole(a).empty() && whole(a) == whole(b);
 }
 
 void write_text(const std::string& path, const std::string& text) {

@@ -54,16 +54,21 @@ class InputFile {
 
 // A new file, or the next content of an existing one. What is written goes to a temporary name in
 // the same folder; commit() gives it the real one. Without commit() (an error, a signal) an existing
-// file keeps its content and the temporary one is removed. A symbolic link to a file is followed; the
-// file's permissions stay.
+// file keeps its content and the temporary one is removed. A symbolic link to a file stays, and the
+// file it leads to gets the content; the file's permissions stay.
 //
-// Pipes and character devices (/dev/stdout, a FIFO) can't be replaced: writes go straight to them.
+// What must not be replaced is written straight: FIFOs, character devices, and open files of a process.
+// /dev/stdout, /dev/fd/3 and a file that standard output or standard error goes to are written through
+// the descriptor itself, so that they go on where it stands: `whet ... /dev/stdout >>log` appends.
 class OutputFile {
  public:
   explicit OutputFile(const std::string& path);
   ~OutputFile();
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
+
+  // Whether commit() puts a whole file in place; false: writes go straight to what is there.
+  bool replaces() const { return replaces_; }
 
   void write(std::span<const std::byte> bytes);
   // Ends the writing; after it a full disk can no longer happen. With several outputs finish all,
@@ -73,20 +78,27 @@ class OutputFile {
 
  private:
   void open_temporary(unsigned permissions, bool keep_permissions);
+  bool create_temporary(unsigned permissions);
   void discard() noexcept;
   [[noreturn]] void fail(const std::string& action, int error) const;
 
   std::string path_;       // as the user wrote it, for messages
   std::string target_;     // behind symbolic links
   std::string temporary_;  // empty: writing straight to the target, or committed
+  bool replaces_ = true;
   FileHandle handle_;
 };
 
-// Removes the temporary files that outputs into this folder left when their process was killed.
+// Removes the temporary files that outputs into this folder left when their process was killed. Those that a
+// process still writes are locked, by whichever host or container it runs on, and stay; so do all where the
+// file system has no locks.
 void remove_leftovers(const std::string& folder);
 
 // Makes the folder and those it is in, where they aren't there yet.
 void make_folder(const std::string& folder);
+
+// Whether two paths lead to the same file, or would once it exists.
+bool same_file(const std::string& a, const std::string& b);
 
 // A whole small text: written at once; and read, if it has at most 64 MiB.
 void write_text(const std::string& path, const std::string& text);

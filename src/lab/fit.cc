@@ -123,7 +123,9 @@ void check(std::span<const FitPoint> points, int degree) {
 
 // Coefficients of powers of (entropy - centre) / half, lowest first. That variable spans [-1, 1], where the
 // columns of powers are of like size and far from dependent; powers of the entropy itself are neither.
-Eigen::VectorXd solve_centred(std::span<const FitPoint> points, int degree, double centre, double half) {
+// Nothing if too few entropies differ.
+std::optional<Eigen::VectorXd> solve_centred(std::span<const FitPoint> points, int degree, double centre,
+                                             double half) {
   Eigen::MatrixXd powers(std::ssize(points), degree + 1);
   Eigen::VectorXd betas(std::ssize(points));
   for (Eigen::Index i = 0; i < powers.rows(); ++i) {
@@ -133,11 +135,7 @@ Eigen::VectorXd solve_centred(std::span<const FitPoint> points, int degree, doub
     betas(i) = point.best_beta;
   }
   const Eigen::ColPivHouseholderQR<Eigen::MatrixXd> qr(powers);
-  if (qr.rank() <= degree) {
-    throw Error("points: have " + std::to_string(qr.rank()) +
-                " different entropies, a polynomial of degree " + std::to_string(degree) +
-                " needs at least " + std::to_string(degree + 1));
-  }
+  if (qr.rank() <= degree) return std::nullopt;
   return qr.solve(betas);
 }
 
@@ -183,22 +181,30 @@ double best_beta(std::span<const double> logits, std::size_t item, double beta_m
 
 Rule PolynomialFit::rule() const { return Rule::polynomial(coefficients, lowest_entropy, highest_entropy); }
 
-PolynomialFit fit_polynomial(std::span<const FitPoint> points, int degree) {
+std::optional<PolynomialFit> fit_if_determined(std::span<const FitPoint> points, int degree) {
   check(points, degree);
   PolynomialFit fit;
   const auto [lowest, highest] = std::ranges::minmax_element(points, {}, &FitPoint::entropy);
   fit.lowest_entropy = lowest->entropy;
   fit.highest_entropy = highest->entropy;
   const double half = (fit.highest_entropy - fit.lowest_entropy) / 2;
-  if (!(half > 0)) {
-    throw Error("points: all have entropy " + std::to_string(fit.lowest_entropy) +
-                ", a polynomial of degree " + std::to_string(degree) + " needs at least " +
-                std::to_string(degree + 1) + " different ones");
-  }
+  if (!(half > 0)) return std::nullopt;
   const double centre = fit.lowest_entropy + half;
-  fit.coefficients = plain_powers(solve_centred(points, degree, centre, half), centre, half);
+  const auto centred = solve_centred(points, degree, centre, half);
+  if (!centred) return std::nullopt;
+  fit.coefficients = plain_powers(*centred, centre, half);
+  // Powers of a tiny range overflow.
+  if (!std::ranges::all_of(fit.coefficients, [](double c) { return std::isfinite(c); })) return std::nullopt;
   measure(fit, points);
   return fit;
+}
+
+PolynomialFit fit_polynomial(std::span<const FitPoint> points, int degree) {
+  if (auto fit = fit_if_determined(points, degree)) return *std::move(fit);
+  const auto [lowest, highest] = std::ranges::minmax_element(points, {}, &FitPoint::entropy);
+  throw Error("points: have entropies from " + std::to_string(lowest->entropy) + " to " +
+              std::to_string(highest->entropy) + ", a polynomial of degree " + std::to_string(degree) +
+              " needs at least " + std::to_string(degree + 1) + " different ones");
 }
 
 void write_rule_file(const std::string& path, const PolynomialFit& fit, std::string_view comment) {

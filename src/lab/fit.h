@@ -5,6 +5,7 @@
 #include <whet/rule.h>
 
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -45,8 +46,12 @@ struct PolynomialFit {
   Rule rule() const;
 };
 
-// degree 1 to 7. Error if it isn't, if a point isn't finite or is negative, or if the points don't determine
-// degree + 1 coefficients: too few of them, or too few different entropies.
+// degree 1 to 7. Error if it isn't, if a point isn't finite or is negative, or if there are too few of them.
+// Nothing if too few of their entropies differ, or differ by too little, to determine degree + 1
+// coefficients.
+std::optional<PolynomialFit> fit_if_determined(std::span<const FitPoint> points, int degree = 4);
+
+// The same where nothing is an Error too.
 PolynomialFit fit_polynomial(std::span<const FitPoint> points, int degree = 4);
 
 // Writes what Rule::parse("polynomial:" + path) reads as fit.rule(), bit for bit: the lines of `comment`,

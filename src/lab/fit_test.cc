@@ -229,6 +229,17 @@ TEST(Fit, OfEqualBetasHasNoRSquared) {
   EXPECT_LT(fit.rms_residual, 1e-13);
 }
 
+TEST(Fit, IsLeftOutWhereEntropiesDetermineNone) {
+  EXPECT_FALSE(fit_if_determined(std::vector<FitPoint>(60, {0, 3})));
+  std::vector<FitPoint> close(60, {1, 3});
+  for (std::size_t i = 0; i < 4; ++i) close[i].entropy += static_cast<double>(i) * 1e-3;
+  EXPECT_FALSE(fit_if_determined(close));  // four different ones
+  std::vector<FitPoint> tiny;
+  for (int i = 0; i < 60; ++i) tiny.push_back({i * 1e-120, i % 7 + 1.0});
+  EXPECT_FALSE(fit_if_determined(tiny));  // coefficients beyond double
+  EXPECT_EQ(fit_if_determined(kScattered)->coefficients, fit_polynomial(kScattered).coefficients);
+}
+
 TEST(Fit, ErrorsNameTheArgument) {
   const std::vector<FitPoint> few(kScattered.begin(), kScattered.begin() + 4);
   EXPECT_EQ(error_of([&] { fit_polynomial(few); }),
@@ -236,11 +247,13 @@ TEST(Fit, ErrorsNameTheArgument) {
   EXPECT_EQ(error_of([&] {
               fit_polynomial(std::vector<FitPoint>(9, {2, 3}));
             }),
-            "points: all have entropy 2.000000, a polynomial of degree 4 needs at least 5 different ones");
+            "points: have entropies from 2.000000 to 2.000000, a polynomial of degree 4 needs at least 5 "
+            "different ones");
   auto repeated = few;
   repeated.insert(repeated.end(), few.begin(), few.end());
   EXPECT_EQ(error_of([&] { fit_polynomial(repeated); }),
-            "points: have 4 different entropies, a polynomial of degree 4 needs at least 5");
+            "points: have entropies from 0.500000 to 2.000000, a polynomial of degree 4 needs at least 5 "
+            "different ones");
   for (const int degree : {-1, 0, 8}) {
     EXPECT_EQ(error_of([&] { fit_polynomial(kScattered, degree); }),
               "degree: is " + std::to_string(degree) + ", must be 1 to 7");

@@ -13,6 +13,7 @@
 #include "core/runtime.h"
 #include "files/checksum.h"
 #include "files/file.h"
+#include "files/json.h"
 #include "lab/calibration.h"
 #include "lab/comparison.h"
 #include "lab/parallel.h"
@@ -279,10 +280,18 @@ std::string checksum_of(const Json& json) {
   return checksum.digits();
 }
 
+Json read_kept(const Run& run) {
+  try {
+    return files::read_json(kept_path(run));
+  } catch (const files::FileError&) {  // not there, not readable, too large, not JSON
+    return nullptr;
+  }
+}
+
 // null if nothing was kept, or it is of other circumstances, or damaged: then it is found again.
 Json kept_head(const Run& run, const StudyOptions& options, bool first) {
-  if (!options.keep || !std::filesystem::exists(kept_path(run))) return nullptr;
-  const Json file = Json::parse(files::read_text(kept_path(run)), nullptr, false);
+  if (!options.keep) return nullptr;
+  const Json file = read_kept(run);
   if (!file.is_object() || !file.contains("head")) return nullptr;
   if (file.value("of", Json()) != circumstances(run, options, first)) return nullptr;
   return file.value("checksum", Json()) == checksum_of(file.at("head")) ? file.at("head") : nullptr;
@@ -354,9 +363,11 @@ Study study_of(const Run& run, const StudyOptions& options,
   Study study{.normalizers = rules_without_fit(run, options),
               .points = fit_points(run.parameters, fit_of(options, progress)),
               .fit = {}};
-  // A head that misranks hardly anything leaves nothing to fit on.
-  if (study.points.size() >= kFewestPoints) {
-    study.fit = fit_polynomial(study.points);
+  // A head that misranks hardly anything, or is so sharp that its entropies are all 0, leaves nothing to fit
+  // on.
+  const auto fit = study.points.size() >= kFewestPoints ? fit_if_determined(study.points) : std::nullopt;
+  if (fit) {
+    study.fit = *fit;
     study.normalizers.push_back({"refit", {.rule = study.fit.rule()}});
   }
   study.normalizers.insert(study.normalizers.end(), options.extra.begin(), options.extra.end());

@@ -57,7 +57,7 @@ std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, in
 struct Study {
   std::vector<NamedNormalizer> normalizers;
   std::vector<FitPoint> points;
-  PolynomialFit fit;  // no coefficients: there were too few points
+  PolynomialFit fit;  // no coefficients: the points determine none
 };
 Study study_of(const Run& run, const StudyOptions& options,
                const std::function<void(std::int64_t items)>& progress = {});

@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "files/file.h"
+#include "files/json.h"
 
 namespace whet::lab {
 namespace {
@@ -40,14 +41,6 @@ bool exists(const std::string& path) {
   return std::filesystem::exists(path, error);
 }
 
-Json parse_json(const std::string& text, const std::string& path) {
-  try {
-    return Json::parse(text);
-  } catch (const Json::exception&) {
-    throw FileError(path, "is not JSON, or cut short; restore it, or remove the folder and start again");
-  }
-}
-
 struct Config {
   Recipe recipe;
   std::string edit;
@@ -55,7 +48,7 @@ struct Config {
 
 Config read_config(const std::string& folder) {
   const std::string path = in(folder, kConfig);
-  const Json json = parse_json(read_text(path), path);
+  const Json json = files::read_json(path);
   if (!json.is_object() || !json.contains("format") || json["format"] != kFormat ||
       !json.contains("recipe")) {
     throw FileError(path, std::string("is not the config of a run (its format is not '") + kFormat + "')");
@@ -86,7 +79,7 @@ std::int64_t checkpoint_step(const files::Safetensors& content, const Recipe& re
   if (text("recipe") != to_json(recipe).dump()) {
     throw FileError(content.path, "belongs to a run of another recipe than its config.json");
   }
-  const Json step = parse_json(text("step"), content.path);
+  const Json step = files::parse_json(text("step"), content.path + ": its step");
   if (!step.is_number_integer() || step.get<std::int64_t>() < 0 || step.get<std::int64_t>() > recipe.steps) {
     throw FileError(content.path,
                     "has a step of '" + text("step") + "', must be 0 to " + std::to_string(recipe.steps));
@@ -125,7 +118,7 @@ std::vector<Metrics> read_metrics(const std::string& folder, const Recipe& recip
   std::int64_t number = 0;
   for (std::string line; std::getline(lines, line);) {
     ++number;
-    const Json json = parse_json(line, path);
+    const Json json = files::parse_json(line, path + ": line " + std::to_string(number));
     try {
       const Metrics m{json.at("step").get<std::int64_t>(), json.at("loss").get<double>(),
                       json.at("accuracy").get<double>()};
@@ -287,6 +280,10 @@ Run load_run(const std::string& folder) {
           .step = step,
           .metrics = read_metrics(folder, config.recipe, step),
           .edit = std::move(config.edit)};
+}
+
+std::vector<std::string> files_of(const Run& run) {
+  return {in(run.folder, kConfig), in(run.folder, kCheckpoint), in(run.folder, kMetrics)};
 }
 
 void save_edited_run(const std::string& folder, const Run& run) {

@@ -53,6 +53,9 @@ void train_run(const std::string& folder, const Recipe& recipe,
 // FileError if there is no run, or a file of it is damaged or foreign.
 Run load_run(const std::string& folder);
 
+// The paths of the three files.
+std::vector<std::string> files_of(const Run& run);
+
 // Writes a run of given weights: what an edit of a trained one leaves. It has no moments, so it can't be
 // trained on.
 void save_edited_run(const std::string& folder, const Run& run);

@@ -291,6 +291,7 @@ TEST_F(RunFolder, RefusesACheckpointThatIsNotItsOwn) {
       {"a step below 0", [](auto& t) { t.metadata["step"] = "-1"; }},
       {"a step beyond the end", [](auto& t) { t.metadata["step"] = "4"; }},
       {"a step beyond int64", [](auto& t) { t.metadata["step"] = "9223372036854775809"; }},
+      {"a step nested deep", [](auto& t) { t.metadata["step"] = std::string(200'000, '['); }},
       {"a step that is no integer", [](auto& t) { t.metadata["step"] = "3e0"; }}};
   for (const auto& [what, change] : changes) {
     SCOPED_TRACE(what);
@@ -324,6 +325,9 @@ TEST_F(RunFolder, RefusesAConfigThatIsNone) {
       {"cut short", text.substr(0, text.size() / 2)},
       {"cut by its last brace", text.substr(0, text.rfind('}'))},
       {"no JSON", "seed = 5\n"},
+      {"nested deep", std::string(200'000, '[')},
+      {"nested deep in a recipe", R"({"format":"whet run 1","recipe":)" + std::string(200'000, '[')},
+      {"a rule that names a file", changed([&](Json& j) { j["recipe"]["rule"] = "polynomial:" + path; })},
       {"foreign JSON", R"({"name": "whet", "version": 1})"},
       {"a list", "[1, 2]"},
       {"a number", "5"},
@@ -358,6 +362,7 @@ TEST_F(RunFolder, RefusesDamagedMetrics) {
       {"cut within a line", text.substr(0, text.size() - 5)},
       {"no JSON", "step,loss,accuracy\n" + text},
       {"an empty line", "\n" + text},
+      {"nested deep", std::string(200'000, '[')},
       {"a line without loss", "{\"step\":500,\"accuracy\":0.5}\n"},
       {"a line that is a list", "[500,2.5,0.5]\n"},
       {"a step that is text", "{\"step\":\"500\",\"loss\":2.5,\"accuracy\":0.5}\n"}};

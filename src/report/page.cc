@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "files/text.h"
 #include "report/page_template.h"
 
 namespace whet::report {
@@ -38,15 +39,15 @@ std::string inside_html(const std::string& json) {
 
 Json page_data(const std::vector<Results>& runs, const Json& comparison) {
   Json data{{"runs", Json::array()}, {"comparison", comparison}};
-  for (const Results& run : runs) data["runs"].push_back({{"name", run.name}, {"results", run.json}});
+  for (const Results& run : runs)
+    data["runs"].push_back({{"name", files::escaped(run.name)}, {"results", run.json}});
   return data;
 }
 
 std::string html_page(const Json& data) {
   const auto bytes = page_template();
   std::string page(bytes.begin(), bytes.end());
-  // File names may hold any bytes, JSON only UTF-8.
-  const std::string json = inside_html(data.dump(-1, ' ', false, Json::error_handler_t::replace));
+  const std::string json = inside_html(data.dump());
   return page.replace(page.find(kPlace), kPlace.size(), json);
 }
 

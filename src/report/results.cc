@@ -4,31 +4,15 @@
 #include <system_error>
 
 #include "files/file.h"
+#include "files/json.h"
 
 namespace whet::report {
 namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kDeepest = 16;  // results nest 7 deep; writing JSON again takes stack for every level
-
 [[noreturn]] void fail(const std::string& file, const std::string& problem) {
   throw files::FileError(file, problem);
-}
-
-Json parse(const std::string& file, const std::string& text) {
-  const auto shallow = [&](int depth, Json::parse_event_t, const Json&) {
-    if (depth > kDeepest) fail(file, "is nested deeper than any results of whet");
-    return true;
-  };
-  try {
-    return Json::parse(text, shallow);
-  } catch (const Json::parse_error& e) {
-    fail(file, "is not JSON from byte " + std::to_string(e.byte) +
-                   " on, maybe cut short; run the command that made it again");
-  } catch (const Json::exception&) {
-    fail(file, "holds a number that no JSON of whet holds");
-  }
 }
 
 bool is_list(const Json& json, const char* field) {
@@ -102,7 +86,7 @@ Results load_results(const std::string& path) {
   if (folder && !std::filesystem::exists(file, ignored)) {
     fail(path, "holds no results.json; 'whet reproduce' and 'whet eval --out' make one");
   }
-  Results results{name_of_results(path), parse(file, files::read_text(file))};
+  Results results{name_of_results(path), files::read_json(file), file};
   check(file, results.json);
   return results;
 }

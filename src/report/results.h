@@ -12,6 +12,7 @@ constexpr int kNewestVersion = 1;  // of results.json
 struct Results {
   std::string name;  // for people: the folder's
   nlohmann::ordered_json json;
+  std::string file{};  // that they were read from
 };
 
 // From a folder that holds results.json, or from such a file. FileError, one sentence that begins with the

@@ -1,7 +1,11 @@
 #include "report/table.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
+#include <cstdio>
+
+#include "files/text.h"
 
 namespace whet::report {
 namespace {
@@ -12,7 +16,33 @@ std::size_t columns(const std::string& text) {
       text.begin(), text.end(), [](char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }));
 }
 
+// A bar would end the cell, and a backslash before one would undo its escape.
+std::string as_cell(const std::string& text) {
+  std::string cell;
+  std::size_t backslashes = 0;
+  for (const char c : files::escaped(text)) {
+    if (c == '|') cell.append(backslashes + 1, '\\');
+    backslashes = c == '\\' ? backslashes + 1 : 0;
+    cell += c;
+  }
+  return cell;
+}
+
 }  // namespace
+
+std::string fixed(double value, int decimals) {
+  std::string text(400, '\0');  // the largest double has 309 digits
+  text.resize(static_cast<std::size_t>(std::snprintf(text.data(), text.size(), "%.*f", decimals, value)));
+  const bool zero = std::isfinite(value) && text.find_first_of("123456789") == text.npos;
+  return zero && text.starts_with('-') ? text.substr(1) : text;
+}
+
+Table::Table(const Cells& head) { add(head); }
+
+void Table::add(const Cells& row) {
+  rows_.emplace_back();
+  for (const std::string& text : row) rows_.back().push_back(as_cell(text));
+}
 
 std::string Table::text() const {
   std::vector<std::size_t> widths(rows_.front().size(), 1);

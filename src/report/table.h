@@ -7,14 +7,17 @@
 
 namespace whet::report {
 
+// The number with so many decimals; one that rounds to 0 has no sign.
+std::string fixed(double value, int decimals);
+
 class Table {
  public:
   using Cells = std::vector<std::string>;
 
-  explicit Table(Cells head) : rows_{std::move(head)} {}
+  explicit Table(const Cells& head);
   // As many cells as the head has.
-  void add(Cells row) { rows_.push_back(std::move(row)); }
-  // Columns as wide as their widest cell, cells to the right.
+  void add(const Cells& row);
+  // Columns as wide as their widest cell, cells to the right. Whatever a cell holds, it stays one cell.
   std::string text() const;
 
  private:

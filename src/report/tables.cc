@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "files/text.h"
 #include "report/table.h"
 
 namespace whet::report {
@@ -24,14 +25,14 @@ std::string format(const char* pattern, Values... values) {
 double number(const Json& json) { return json.is_number() ? json.get<double>() : NAN; }
 
 std::string percent(const Json& share) {
-  return std::isnan(number(share)) ? "-" : format("%.1f", 100 * number(share));
+  return std::isnan(number(share)) ? "-" : fixed(100 * number(share), 1);
 }
 
 std::string p_value(const Json& p) { return std::isnan(number(p)) ? "-" : format("%.1g", number(p)); }
 
 std::string with_deviation(const Json& rule) {
   const double deviation = number(rule.at("deviation"));
-  return percent(rule.at("accuracy")) + (std::isnan(deviation) ? "" : format(" ±%.1f", 100 * deviation));
+  return percent(rule.at("accuracy")) + (std::isnan(deviation) ? "" : " ±" + fixed(100 * deviation, 1));
 }
 
 std::vector<std::string> rule_names(const Json& summary) {
@@ -64,19 +65,18 @@ std::string paper_table(const Json& results) {
       const Json unverified = paper.value("unverified", Json::array());
       const bool read = std::find(unverified.begin(), unverified.end(), size.at("items")) == unverified.end();
       table.add({size.at("items").dump() + (read ? "" : "*"), with_deviation(size.at("rules").at("softmax")),
-                 format("%.1f", number(paper.at("softmax").at(i))), with_deviation(adaptive),
-                 format("%.1f", number(paper.at("paper").at(i))),
-                 p_value(adaptive.at("against_softmax").at("p")), p_value(paper.at("p").at(i))});
+                 fixed(number(paper.at("softmax").at(i)), 1), with_deviation(adaptive),
+                 fixed(number(paper.at("paper").at(i)), 1), p_value(adaptive.at("against_softmax").at("p")),
+                 p_value(paper.at("p").at(i))});
     }
   }
   return table.text();
 }
 
 std::string interval(const Json& difference) {
-  if (std::isnan(number(difference.at("low"))))
-    return format("%.2f", 100 * number(difference.at("difference")));
-  return format("%.2f [%.2f, %.2f]", 100 * number(difference.at("difference")),
-                100 * number(difference.at("low")), 100 * number(difference.at("high")));
+  if (std::isnan(number(difference.at("low")))) return fixed(100 * number(difference.at("difference")), 2);
+  const auto points = [&](const char* field) { return fixed(100 * number(difference.at(field)), 2); };
+  return points("difference") + " [" + points("low") + ", " + points("high") + "]";
 }
 
 double mean_over_models(const Json& models, std::size_t size, const char* field) {
@@ -93,11 +93,10 @@ std::string loss_table(const Json& results) {
     const Json& rules = results.at("summary").at(i).at("rules");
     const double ceiling = number(rules.at("hard").at("accuracy"));
     const auto dispersion = [&](const char* rule) {
-      return rules.contains(rule) ? format("%.1f", 100 * (ceiling - number(rules.at(rule).at("accuracy"))))
-                                  : "-";
+      return rules.contains(rule) ? fixed(100 * (ceiling - number(rules.at(rule).at("accuracy"))), 1) : "-";
     };
-    table.add({results.at("summary").at(i).at("items").dump(), format("%.1f", 100 * (1 - ceiling)),
-               format("%.1f", 100 * (1 - mean_over_models(results.at("models"), i, "predicted"))),
+    table.add({results.at("summary").at(i).at("items").dump(), fixed(100 * (1 - ceiling), 1),
+               fixed(100 * (1 - mean_over_models(results.at("models"), i, "predicted")), 1),
                dispersion("softmax"), dispersion("paper"),
                rules.contains("target_entropy") ? interval(rules.at("target_entropy").at("against_ceiling"))
                                                 : "-"});
@@ -122,7 +121,7 @@ std::string entropy_table(const Json& results) {
   Table table(head);
   for (std::size_t i = 0; i < results.at("summary").size(); ++i) {
     std::vector<std::string> row{results.at("summary").at(i).at("items").dump(),
-                                 format("%.3f", mean_over_models(models, i, "entropy"))};
+                                 fixed(mean_over_models(models, i, "entropy"), 3)};
     for (const std::string& name : names) {
       row.push_back(format("%.3f %.2f %.0f%%", mean_of_rule(models, i, name, "entropy"),
                            mean_of_rule(models, i, name, "beta"),
@@ -140,15 +139,20 @@ std::string model_table(const Json& models) {
     const Json& diagnosis = model.at("diagnosis");
     const Json& fit = model.at("fit");
     const std::string target = model.at("rules").value("target_entropy", "-");
-    table.add({model.at("seed").dump(), model.at("step").dump(),
-               format("%.1f", number(diagnosis.at("slope"))),
-               format("%.4f", number(diagnosis.at("deviation"))),
-               format("%.0f", number(diagnosis.at("resolution"))),
-               target == "-" ? target : format("%.4f", std::stod(target.substr(target.find(':') + 1))),
+    table.add({model.at("seed").dump(), model.at("step").dump(), fixed(number(diagnosis.at("slope")), 1),
+               fixed(number(diagnosis.at("deviation")), 4), fixed(number(diagnosis.at("resolution")), 0),
+               target == "-" ? target : fixed(std::stod(target.substr(target.find(':') + 1)), 4),
                fit.is_null() ? "-" : fit.at("points").dump(),
-               fit.is_null() ? "-" : format("%.2f", number(fit.at("r_squared")))});
+               fit.is_null() ? "-" : fixed(number(fit.at("r_squared")), 2)});
   }
   return table.text();
+}
+
+// As RFC 4180 has it: a rule's name may hold commas, and that of a file anything.
+std::string csv_text(const std::string& text) {
+  std::string quoted = "\"";
+  for (const char c : text) quoted.append(c == '"' ? 2 : 1, c);
+  return quoted + "\"";
 }
 
 }  // namespace
@@ -177,9 +181,8 @@ std::string csv_table(const Json& results) {
   for (const Json& model : results.at("models")) {
     for (const Json& size : model.at("sizes")) {
       for (const auto& [name, rule] : size.at("rules").items()) {
-        // A rule's own name may hold commas.
-        text += model.at("seed").dump() + "," + size.at("items").dump() + "," + size.at("sets").dump() +
-                ",\"" + name + "\"";
+        text += model.at("seed").dump() + "," + size.at("items").dump() + "," + size.at("sets").dump() + "," +
+                csv_text(name);
         for (const char* field : {"accuracy", "beta", "sharpened", "entropy", "peak"})
           text += "," + rule.at(field).dump();
         text += "\n";
@@ -245,7 +248,7 @@ std::string markdown_comparison(const Json& data) {
             "\n";
     if (sizes.empty()) text += "\nNo size in common.\n";
     for (const std::string& rule : sizes.empty() ? std::vector<std::string>() : common_rules(sizes)) {
-      text += "\n### " + rule + "\n\n" + difference_table(base, other, sizes, rule);
+      text += "\n### " + files::escaped(rule) + "\n\n" + difference_table(base, other, sizes, rule);
     }
   }
   return text;

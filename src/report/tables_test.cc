@@ -67,6 +67,23 @@ TEST(Table, PadsByCharactersNotBytes) {
             "| 100 ±2 | x |\n");
 }
 
+TEST(Table, KeepsACellOneCell) {
+  Table table({"a|b", "c"});
+  table.add({"d\\|e", "f\n\xff"});
+  EXPECT_EQ(table.text(),
+            "|   a\\|b |         c |\n"
+            "|-------:|----------:|\n"
+            "| d\\\\\\|e | f\\x0a\\xff |\n");
+}
+
+TEST(Fixed, HasNoSignForZero) {
+  EXPECT_EQ(fixed(-0.4, 0), "0");
+  EXPECT_EQ(fixed(-0.0, 1), "0.0");
+  EXPECT_EQ(fixed(-0.6, 0), "-1");
+  EXPECT_EQ(fixed(-0.05, 2), "-0.05");
+  EXPECT_EQ(fixed(1e308, 1).size(), 311U);
+}
+
 TEST(Tables, SayWhatTheResultsSay) {
   const std::string text = markdown_tables(results(0.0123, 2e-4));
   EXPECT_NE(text.find("|    64 | 50.0 ±1.2 | 62.5 ±1.2 |      75.0 ±1.2 | 80.0 ±1.2 |"), text.npos) << text;
@@ -86,6 +103,15 @@ TEST(Tables, OfOneSeedHaveNeitherDeviationNorPValue) {
   const std::string text = markdown_tables(results(nullptr, nullptr));
   EXPECT_NE(text.find("|    64 |    50.0 |  62.5 |           75.0 | 80.0 |"), text.npos) << text;
   EXPECT_EQ(text.find("nan"), text.npos) << text;
+}
+
+TEST(Tables, CsvQuotesNames) {
+  Json some = results(nullptr, nullptr);
+  Json& rules = some["models"][0]["sizes"][0]["rules"];
+  rules = {{"polynomial:a \"b\",\\c", outcome(0.5)}};
+  EXPECT_EQ(csv_table(some),
+            "seed,items,sets,rule,accuracy,beta,sharpened,entropy,peak\n"
+            "3,64,10,\"polynomial:a \"\"b\"\",\\c\",0.5,1.5,0.25,0.125,0.75\n");
 }
 
 TEST(Tables, CsvHasALineForEverything) {

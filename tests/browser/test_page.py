@@ -173,6 +173,28 @@ def test_a_benchmark_has_its_limits_drawn(browser, drawn):
     browser.screenshot(SCREENSHOTS / "benchmark.png")
 
 
+def test_a_benchmark_with_holes_is_drawn_around_them(browser, drawn):
+    bar = {"text": "kept", "value": 0.7, "limit": 0.8, "at_most": True}
+    sections = [None, 3, [], {"title": None, "bars": None}, {"title": 5, "bars": [None, 7, {"value": "x", "limit": 1}, bar]},
+                {"title": "Softmax", "headers": ["ns", None], "rows": [None, [1, None]], "bars": [{**bar, "text": None}]}]
+    browser.open(drawn(rows={"schema": "whet results", "version": 1, "kind": "benchmark", "sections": sections}))
+    assert browser.complaints() == []
+    assert browser.texts("h1") == ["2 of 2 limits kept"] and browser.texts("h2") == ["5", "Softmax", "How it was measured"]
+    assert not re.search("NaN|undefined|null|object", browser.texts("#report")[0])
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    browser.screenshot(SCREENSHOTS / "benchmark-holes.png")
+
+
+def test_of_very_many_dots_some_are_drawn(browser, drawn, results):
+    results["fit_scatter"] = [[i % 600 / 100, 1 + i % 7] for i in range(200_000)]
+    browser.open(drawn(many=results))
+    assert browser.complaints() == [] and figures(browser) == FIGURES
+    assert browser.run("document.querySelectorAll('#fit circle.dot').length") == 4001  # and one in the legend
+    assert "One of 50 is drawn; the CSV has all." in browser.texts("#fit .note")[0]
+    SCREENSHOTS.mkdir(parents=True, exist_ok=True)
+    browser.screenshot(SCREENSHOTS / "many-dots.png")
+
+
 # ---- what it survives
 
 

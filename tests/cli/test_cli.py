@@ -159,7 +159,7 @@ def test_dispatch_without_a_program(here):
     refused(2, "", saying="'' is not a whet command")
     (here / "whet-x").write_text("no program")
     refused(2, "../x", saying="not a whet command")
-    refused(2, "a\nb\x1b[2J", saying="'a?b?[2J' is not")
+    refused(2, "a\nb\x1b[2J", saying="'a\\x0ab\\x1b[2J' is not")
     refused(1, "x", env={**os.environ, "PATH": str(here)}, saying="cannot run whet-x: Permission denied")
 
 
@@ -203,6 +203,17 @@ def test_polynomial_from_the_line_and_from_a_file(here):
     for rule in (line, "polynomial:fit.txt"):
         weights, _ = compute(x, "--rule", rule)
         assert weights.tobytes() == expected.tobytes()
+
+
+def test_rule_files_are_regular_and_small(here):
+    np.save("in.npy", logits(4, 100))
+    os.mkfifo("fifo")
+    for name in ("fifo", "/dev/zero", "."):
+        refused(2, "softmax", "in.npy", "out.npy", "--rule", f"polynomial:{name}",
+                saying=f"names the file '{name}', which isn't a regular file")
+    (here / "large").write_bytes(bytes(65537))
+    refused(2, "softmax", "in.npy", "out.npy", "--rule", "polynomial:large", saying="which has more than 65536 bytes")
+    assert names(here) == ["fifo", "in.npy", "large"]
 
 
 def test_stats_fields(here):

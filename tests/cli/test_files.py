@@ -149,7 +149,7 @@ def test_inputs_that_cannot_be_read(here):
     np.save("in.npy", logits(3))
     refused(1, "softmax", "in.npy", "out.npy", "--mask", "missing.npy", saying="missing.npy: cannot open")
     refused(1, "softmax", "in.npy", "out.npy", "--lengths", "missing.npy", saying="missing.npy: cannot open")
-    refused(1, "softmax", "two\nlines.npy", "out.npy", saying="two?lines.npy: ")
+    refused(1, "softmax", "two\nlines.npy", "out.npy", saying="two\\x0alines.npy: ")
     if os.getuid():
         os.chmod("in.npy", 0)
         refused(1, "softmax", "in.npy", "out.npy", saying="in.npy: cannot open: Permission denied")
@@ -248,6 +248,47 @@ def test_output_to_a_pipe(here):
     result = subprocess.run([WHET, "softmax", "in.npy", "/dev/stdout"], stdout=subprocess.PIPE, check=True)
     (here / "out.npy").write_bytes(result.stdout)
     np.testing.assert_allclose(np.load("out.npy"), softmax(x), rtol=2e-6)
+
+
+def shell(command):
+    """A line of bash, where W is whet."""
+    subprocess.run(["bash", "-euc", f"W={WHET}\n{command}"], check=True, timeout=60)
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/dev/fd/1", "/proc/self/fd/1", "log", "link"])
+def test_output_to_where_standard_output_goes_is_appended(here, name):
+    np.save("in.npy", logits(3, 4))
+    ok("softmax", "in.npy", "out.npy")
+    os.symlink("log", "link")
+    shell(f"echo one >log; $W softmax in.npy {name} >>log; echo two >>log")
+    assert (here / "log").read_bytes() == b"one\n" + (here / "out.npy").read_bytes() + b"two\n"
+    shell(f"{{ echo one; $W softmax in.npy {name}; echo two; }} >log")
+    assert (here / "log").read_bytes() == b"one\n" + (here / "out.npy").read_bytes() + b"two\n"
+    assert names(here) == ["in.npy", "link", "log", "out.npy"] and os.path.islink("link")
+
+
+def test_output_to_another_descriptor_is_appended(here):
+    np.save("in.npy", logits(3, 4))
+    shell("echo one >log; $W softmax in.npy out.npy --stats /dev/fd/3 3>>log; $W softmax in.npy /dev/stderr 2>>log")
+    expected = b"one\n" + npy_bytes(compute(np.load("in.npy"))[1]) + (here / "out.npy").read_bytes()
+    assert (here / "log").read_bytes() == expected
+
+
+def npy_bytes(array):
+    np.save("array.npy", array)
+    with open("array.npy", "rb") as file:
+        return file.read()
+
+
+def test_inputs_are_not_overwritten(here):
+    np.save("in.npy", logits(3, 4))
+    np.save("mask.npy", np.ones((3, 4), bool))
+    np.save("lengths.npy", np.full(3, 2))
+    os.symlink("mask.npy", "link.npy")
+    refused(2, "softmax", "in.npy", "link.npy", "--mask", "mask.npy", saying="link.npy: is --mask too; name another file for OUT")
+    refused(2, "softmax", "in.npy", "lengths.npy", "--lengths", "lengths.npy", saying="is --lengths too")
+    refused(2, "softmax", "in.npy", "out.npy", "--mask", "mask.npy", "--stats", "mask.npy", saying="for --stats")
+    assert names(here) == ["in.npy", "lengths.npy", "link.npy", "mask.npy"]
 
 
 def test_existing_output_keeps_its_permissions(here):

@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import os
+import pty
 import random
 import re
 import resource
@@ -128,6 +130,30 @@ def test_a_damaged_checkpoint_is_refused_by_name(trained, tmp_path, damage):
     assert content(folder) == before
 
 
+DEEP = "[" * 200_000
+
+
+@pytest.mark.parametrize("name", ["config.json", "metrics.jsonl"])
+def test_deeply_nested_json_is_refused_by_name(trained, tmp_path, name):
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    (folder / name).write_text(DEEP)
+    for command in (["train", folder, "--steps", STEPS, *SMALL], ["eval", folder], ["horizon", folder]):
+        line = refused_after_progress(1, *command)
+        assert f"{name}: " in line and "is nested deeper than the 32 levels that whet reads" in line
+
+
+def test_the_rule_of_a_run_names_no_file(trained, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
+    os.mkfifo(tmp_path / "fifo")
+    config = json.loads((folder / "config.json").read_text())
+    config["recipe"]["rule"] = f"polynomial:{tmp_path / 'fifo'}"
+    (folder / "config.json").write_text(json.dumps(config))
+    for command in ("eval", "horizon", "fit"):
+        assert f"config.json: rule: 'polynomial:{tmp_path}/fifo' names a file" in refused_after_progress(1, command, folder)
+
+
 def refused_after_progress(code, *arguments):
     """Like refused(), where progress may stand before the error."""
     result = run(*arguments)
@@ -239,7 +265,7 @@ def test_what_was_found_of_a_head_is_kept_and_never_trusted(tmp_path):
     text, stamp = kept.read_text(), kept.stat().st_mtime_ns
     assert tables and run(*command, 4).stdout == tables and kept.stat().st_mtime_ns == stamp  # not found again
     accuracy = re.search(r'"accuracy":(\d[.\d]*)', text)
-    for damaged in (text[:-20], "[]", text[:accuracy.start(1)] + "0.125" + text[accuracy.end(1):]):
+    for damaged in (text[:-20], "[]", DEEP, text[:accuracy.start(1)] + "0.125" + text[accuracy.end(1):], text + " " * (65 << 20)):
         kept.write_text(damaged)
         assert run(*command, 4).stdout == tables
         assert kept.read_text() == text
@@ -299,6 +325,64 @@ def test_demo_compares_two_recipes_and_is_shown_again(here):
     assert again.stdout == result.stdout and "d was finished before" in again.stderr
     assert "steps is 50 there and 60 here" in refused_after_progress(2, "demo", "d", "--steps", 60)
     assert run("demo", "d\udcff", "--steps", 1, "--sets", 1, errors="replace").returncode == 0  # a name that is not UTF-8
+
+
+def test_a_head_that_leaves_nothing_to_fit_has_its_fit_left_out(here):
+    """Steps so large that every row has one weight of 1, and an entropy of 0."""
+    result = run("reproduce", "x", "--seeds", 1, "--steps", 10, "--rate", 1, "--l2-form", "none", "--sizes", 16, "--sets", 16,
+                 "--batch", 4)
+    assert result.returncode == 0, result.stderr
+    (model,) = json.loads((here / "x/results.json").read_text())["models"]
+    assert model["fit"] is None and model["sizes"][0]["entropy"] == 0
+    assert refused(2, "fit", "x/seed-0", "--sets", 16).endswith(
+        "points: have entropies from 0.000000 to 0.000000, a polynomial of degree 4 needs at least 5 different ones\n")
+
+
+def test_names_that_are_no_utf8_are_shown_escaped(trained, here):
+    name = os.fsdecode(b"bad\xff")
+    (here / name).write_text("polynomial:1,2\n")
+    small = ["--sizes", 16, "--sets", 4, "--no-calibration"]
+    result = run("reproduce", f"{name} x", "--seeds", 1, "--steps", 3, *SMALL, *small, "--with", f"polynomial:{name}")
+    assert result.returncode == 0, result.stderr
+    assert "| polynomial:bad\\xff |" in result.stdout and "Written to bad\\xff x: " in result.stderr
+    results = json.loads((here / f"{name} x/results.json").read_text())
+    assert "polynomial:bad\\xff" in results["summary"][0]["rules"]
+    command = results["made"]["command"]
+    assert command.startswith("whet reproduce $'bad\\xff x' ") and command.endswith("$'polynomial:bad\\xff'")
+    words = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, check=True).stdout
+    assert words.split(b"\n")[2] == b"bad\xff x"
+    shutil.copytree(trained, name + "run")
+    assert json.loads(ok("horizon", name + "run", "--json", "--sizes", 16, "--sets", 4))["run"] == "bad\\xffrun"
+    assert ok("horizon", name + "run", "--sizes", 16, "--sets", 4).startswith("bad\\xffrun, 4 sets")
+
+
+def test_lines_of_both_outputs_stay_whole(here):
+    """JSON of one line that is longer than any buffer, and what is said on standard error, into one pipe and one terminal."""
+    command = ["reproduce", "x", "--seeds", 1, "--steps", 3, *SMALL, "--sizes", "16,64", "--sets", 4, "--json"]
+
+    def read(output):
+        process = subprocess.Popen(list(map(str, [WHET, *command])), stdout=output[1], stderr=output[1])
+        os.close(output[1])
+        text = b""
+        while True:
+            try:
+                block = os.read(output[0], 65536)
+            except OSError:  # how a terminal ends
+                block = b""
+            if not block:
+                break
+            text += block
+        os.close(output[0])
+        assert process.wait() == 0
+        # What a bar is replaced by stands behind the code that erases it.
+        return [line.rstrip("\r").split("\r\x1b[K")[-1] for line in text.decode().removesuffix("\n").split("\n")]
+
+    for output in (os.pipe(), pty.openpty()):
+        lines = read(output)
+        assert len([line for line in lines if line.startswith("{") and json.loads(line)]) == 1
+        others = [line for line in lines if not line.startswith("{")]
+        assert others[-2:] == ["Written to x: results.json, tables.md, tables.csv", "Open x/report.html in a browser."]
+        assert all(re.match(r"(training|evaluating): \d+/\d+", line) for line in others[:-2]), others
 
 
 def test_precision_of_the_arithmetic_is_a_choice(trained):
@@ -363,7 +447,15 @@ def test_a_wrong_recipe_is_named_and_nothing_is_written(here, options, saying):
 def test_wrong_runs_and_sizes_are_named(trained, here):
     refused(1, "eval", "nowhere", saying="nowhere: is not a run")
     refused(2, "eval", trained, "--sizes", "0", saying="sizes: has 0")
-    refused(2, "eval", trained, trained, saying="twice")
+    refused(2, "eval", trained, trained, saying="RUN: has the same head twice")
+    os.symlink(trained, "link")
+    shutil.copytree(trained, "copy")
+    for other in (f"{trained}/.", "link", "copy"):
+        for command in ("eval", "fit"):
+            refused(2, command, trained, other, saying=f"the same head twice, as {trained} and as {other}; name each once")
+    os.remove("link")
+    shutil.rmtree("copy")
+    refused(2, "fit", trained, "--out", trained / "config.json", saying="is a file of the run itself; name another file")
     refused(2, "fit", trained, "--sizes", "0", saying="sizes: has 0")
     refused(2, "fit", trained, "--sets=-1", saying="sets: is -1")
     refused(2, "fit", trained, "--sizes", "16", "--sets", "2", saying="misranks only")

@@ -4,9 +4,12 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
+import time
 
 import pytest
-from command import names, ok, refused, run
+from command import WHET, names, ok, refused, run
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +109,80 @@ def test_without_a_browser_figures_are_refused_in_a_sentence(here_with_runs):
     assert "figures" not in names("a")
 
 
+def test_a_page_to_standard_output_is_appended(here_with_runs):
+    page = (here_with_runs / "a/report.html").read_bytes()
+    for name in ("/dev/stdout", "/proc/self/fd/1", "log"):
+        (here_with_runs / "log").write_bytes(b"one\n")
+        with open("log", "ab") as log:
+            subprocess.run([WHET, "report", "a", "--out", name], stdout=log, check=True)
+        assert (here_with_runs / "log").read_bytes() == b"one\n" + page
+
+
+def test_ctrl_c_ends_the_browser_too(here_with_runs):
+    """The browser, a child of it, and what was made for them."""
+    (here_with_runs / "bin").mkdir()
+    (here_with_runs / "tmp").mkdir()
+    browser = here_with_runs / "bin/chromium"
+    browser.write_text("#!/bin/sh\nsleep 300 &\necho $! $$ >ids.new\nmv ids.new ids\nwait\n")
+    browser.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{here_with_runs}/bin:{os.environ['PATH']}", "TMPDIR": f"{here_with_runs}/tmp"}
+    for number in (signal.SIGINT, signal.SIGTERM):
+        process = subprocess.Popen([WHET, "report", "a", "--format", "svg"], env=environment, stderr=subprocess.PIPE,
+                                   preexec_fn=lambda number=number: signal.signal(number, signal.SIG_DFL))
+        wait_for(lambda: os.path.exists("ids"))
+        ids = [int(word) for word in (here_with_runs / "ids").read_text().split()]
+        os.remove("ids")
+        assert all(map(runs_still, ids)) and names("tmp")
+        process.send_signal(number)
+        assert process.wait(timeout=30) == -number
+        assert process.stderr.read() == b""
+        wait_for(lambda ids=ids: not any(map(runs_still, ids)))
+        assert names("tmp") == [] and "figures" not in names("a")
+
+
+def wait_for(condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def runs_still(process):
+    try:
+        with open(f"/proc/{process}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"  # one that nobody has waited for is no more
+    except FileNotFoundError:
+        return False
+
+
 # ---- what it refuses
+
+
+@pytest.mark.parametrize("options", [["--out", "a/results.json"], ["--out", "link"], ["--format", "json", "--out", "./a/results.json"],
+                                     ["--format", "md", "--out", "a/../a/results.json"]])
+def test_results_are_not_overwritten_by_their_page(here_with_runs, options):
+    before = (here_with_runs / "a/results.json").read_bytes()
+    os.symlink("a/results.json", "link")
+    refused(2, "report", "b", "a", *options, saying="holds the results themselves; name another file")
+    assert (here_with_runs / "a/results.json").read_bytes() == before
+    shutil.copy("a/results.json", "report.html")
+    refused(2, "report", "report.html", saying="--out: report.html holds the results themselves")
+
+
+def test_names_that_are_no_utf8_are_shown_escaped(here_with_runs):
+    name = os.fsdecode(b"bad\xff")
+    shutil.copytree("b", name)
+    assert json.loads(ok("report", "a", name, "--format", "json"))["runs"][1]["name"] == "bad\\xff"
+    assert ok("report", "a", name, "--format", "md").startswith("## bad\\xff against a,")
+    assert ok("report", name) == "Open bad\\xff/report.html in a browser.\n"
+    refused(1, "report", name + "x", saying="bad\\xffx: cannot open")
+
+
+def test_names_with_bars_stay_in_their_cells(here_with_runs):
+    os.rename("b", "b|c")
+    lines = ok("report", "a", "b|c", "--format", "md").splitlines()
+    head = next(line for line in lines if line.startswith("| items"))
+    assert " b\\|c |" in head and {len(re.findall(r"(?<!\\)\|", line)) for line in lines if line.startswith("|")} == {6}
 
 
 def changed(**fields):
@@ -127,7 +203,7 @@ def changed(**fields):
     (lambda results: '{"loss": 1}', 'is not from whet: it has no "schema": "whet results"'),
     (lambda results: "[]", "is not from whet"),
     (lambda results: "3", "is not from whet"),
-    (lambda results: "[" * 100_000, "is nested deeper than any results of whet"),
+    (lambda results: "[" * 100_000, "is nested deeper than the 32 levels"),
     (changed(version=2), "holds results of version 2, this whet knows versions up to 1; use a newer whet"),
     (changed(version="1"), "does not say which version"),
     (changed(kind="weather"), 'holds results of kind "weather", must be reproduction or benchmark'),
@@ -163,7 +239,10 @@ def test_wrong_use_is_named(here_with_runs):
     refused(1, "report", "", saying="'': is no folder and no file")
     (here_with_runs / "empty").mkdir()
     refused(1, "report", "empty", saying="empty: holds no results.json; 'whet reproduce'")
-    refused(2, "report", "a", "a", saying="DIR: has a twice")
+    refused(2, "report", "a", "a", saying="DIR: has the same results twice, as a and as a; name each once")
+    os.symlink("a", "link")
+    for other in ("./a", "a/results.json", "link", here_with_runs / "a"):
+        refused(2, "report", "a", other, saying=f"the same results twice, as a and as {other}")
     refused(2, "report", "a", "--format", "pdf", saying="--format")
     refused(2, "report", saying="DIR")
     refused(1, "report", "a", "--out", "nowhere/page.html", saying="nowhere/page.html: cannot")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""Writes the seed corpora of the fuzzers: make_seeds.py FOLDER makes FOLDER/npy, FOLDER/rule and
-FOLDER/safetensors."""
+"""Writes the seed corpora of the fuzzers: make_seeds.py FOLDER makes FOLDER/json, FOLDER/npy,
+FOLDER/rule and FOLDER/safetensors."""
 
 import json
 import pathlib
@@ -14,6 +14,12 @@ RULES = [
     "target-entropy:0.2", "target-peak:0.9", "polynomial:-0.037,0.481,-2.3,4.917,-1.791",
     "polynomial:1,2:gate=0:hold=5.5", "polynomial:1e300,-1e-300,0:hold=inf", "fixed:", "fixed:nan",
     "fixed:-1", "target-peak:1", "polynomial:1,,2", "polynomial:1:gate", "log-length:16,0.5,3", "",
+]
+
+JSON = [
+    '{"format": "whet run 1", "recipe": {"seed": 0, "items": [5, 16], "rate": 1e-3, "rule": "none"}}',
+    '[null, true, -1, 18446744073709551615, 1.5e-300, "\\ud83d\\ude00\\n\u00e9"]', "3", "", '{"a": 1, "a": 2}', "1e999",
+    "[" * 32 + "]" * 32, "[" * 33 + "]" * 33, "[1]\0", "[1] 2", '{"a": [',
 ]
 
 # Dictionaries that must be refused: a fuzzer gets further from near misses.
@@ -116,6 +122,7 @@ def main():
     if len(sys.argv) != 2:
         sys.exit("usage: make_seeds.py FOLDER")
     folder = pathlib.Path(sys.argv[1])
+    save(folder / "json", (text.encode() for text in JSON))
     save(folder / "npy", npy_seeds())
     save(folder / "rule", (rule.encode() for rule in RULES))
     save(folder / "safetensors", safetensors_seeds())

@@ -1,31 +1,37 @@
 // Benchmarks: what was measured beside the limit it was asked to keep.
 
 function drawBenchmarks({ runs }) {
-  const bars = runs.flatMap((run) => list(run.results.sections).flatMap((s) => list(s.bars)));
+  const bars = runs.flatMap((run) => sectionsOf(run).flatMap(barsIn));
   const kept = bars.filter(keeps).length;
   header(
     `benchmark, ${runs.map((run) => run.name).join(", ")}`,
     [element("strong", {}, `${kept} of ${bars.length}`), " limits kept"],
     "A dot is a ratio of two medians of the same run, filled where it keeps its limit. The bar across its row is the limit, the strong side what it allows.",
   );
-  const titles = [...new Set(runs.flatMap((run) => list(run.results.sections).map((s) => s.title)))];
-  titles.forEach((title, i) => addBars(runs, String(title), `benchmark-${i + 1}`));
+  const titles = [...new Set(runs.flatMap((run) => sectionsOf(run).map((s) => s.title)))];
+  titles.forEach((title, i) => addBars(runs, title, `benchmark-${i + 1}`));
   const origin = section("How it was measured");
   for (const run of runs) {
     if (runs.length > 1) origin.append(element("h3", {}, run.name));
-    origin.append(facts({ command: run.results.command, ...run.results.facts }));
+    origin.append(facts({ command: run.results.command ?? "–", ...run.results.facts }));
   }
 }
 
+const cellText = (value) => String(value ?? "–");
 const keeps = (bar) => (bar.at_most ? bar.value <= bar.limit : bar.value >= bar.limit);
+
+const sectionsOf = (run) =>
+  list(run.results.sections)
+    .filter((s) => s !== null && typeof s === "object")
+    .map((s) => ({ ...s, title: cellText(s.title) }));
+const barsIn = (section) => list(section.bars).filter((bar) => isNumber(bar?.value) && isNumber(bar.limit) && bar.value > 0 && bar.limit > 0);
 
 function barsOf(runs, title) {
   return runs.flatMap((run, i) =>
-    list(run.results.sections)
+    sectionsOf(run)
       .filter((s) => s.title === title)
-      .flatMap((s) => list(s.bars))
-      .filter((bar) => isNumber(bar?.value) && isNumber(bar.limit) && bar.value > 0 && bar.limit > 0)
-      .map((bar) => ({ ...bar, run: i })),
+      .flatMap(barsIn)
+      .map((bar) => ({ ...bar, text: cellText(bar.text), run: i })),
   );
 }
 
@@ -44,7 +50,7 @@ function addBars(runs, title, id) {
     ],
   });
   for (const run of runs) {
-    const measured = list(run.results.sections).find((s) => s.title === title);
+    const measured = sectionsOf(run).find((s) => s.title === title);
     if (!list(measured?.headers).length) continue;
     const caption = runs.length > 1 ? `${title}, ${run.name}` : title;
     made.append(
@@ -53,7 +59,7 @@ function addBars(runs, title, id) {
         {},
         element("summary", {}, `Every measurement${runs.length > 1 ? `, ${run.name}` : ""}`),
         measured.note ? element("p", { class: "note" }, String(measured.note)) : null,
-        table(caption, measured.headers.map(String), list(measured.rows).map((row) => list(row).map(String))),
+        table(caption, measured.headers.map(cellText), list(measured.rows).map((row) => list(row).map(cellText))),
       ),
     );
   }

@@ -269,11 +269,11 @@ function addFit(parent, runs) {
       .map(([x, y]) => ({ x, y }));
   const fits = runs.map((run, i) => ({ run, i, fit: fitOf(run) })).filter(({ fit }) => fit);
   if (fits.length === 0 && dots().length === 0) return;
-  const reach = Math.max(
+  const reach = d3.max([
     6,
-    ...dots().map((p) => p.x),
-    ...runs.flatMap((run) => meansOverHeads(run, (size) => size.entropy).map((p) => p.y)),
-  );
+    d3.max(dots(), (p) => p.x),
+    d3.max(runs.flatMap((run) => meansOverHeads(run, (size) => size.entropy).map((p) => p.y))),
+  ]);
   const grid = [...d3.range(0, 121).map((i) => (reach * i) / 120), ...fits.map(({ fit }) => Math.min(fit.hold, reach))].sort(d3.ascending);
   const curve = (polynomial, from, to) =>
     grid.filter((x) => x >= from && x <= to).map((x) => ({ x, y: polynomialBeta(polynomial, x) }));
@@ -301,6 +301,7 @@ function addFit(parent, runs) {
         : "The inverse temperature that each fit gives an entropy",
     note:
       (dots().length ? "A dot is a set that softmax misranks: its entropy and the β that would have served it best. " : "") +
+      (everyNth(dots()) > 1 ? `One of ${count(everyNth(dots()))} is drawn; the CSV has all. ` : "") +
       "A fit of ours keeps its value beyond the last entropy it saw; the paper’s switches itself off above 5.9 nats. " +
       "First head of a run.",
     alt: "Scatter of the best inverse temperature against entropy, with two polynomials.",

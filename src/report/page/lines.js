@@ -24,9 +24,14 @@ function lineRows(spec) {
   return rows;
 }
 
+// More dots than these hide each other, and slow a browser down.
+const MOST_DOTS = 4000;
+const everyNth = (dots) => Math.max(1, Math.ceil(dots.length / MOST_DOTS));
+
 function drawLines(svg, width, spec) {
   const series = spec.series().filter((s) => s.points.length > 0);
-  const dots = spec.dots?.() ?? [];
+  const every = everyNth(spec.dots?.() ?? []);
+  const dots = (spec.dots?.() ?? []).filter((_, i) => i % every === 0);
   const legend = drawLegend(svg, series.filter((s) => !s.unlisted), width, spec.dotsName);
   const top = legend + 34;
   const height = top + Math.max(190, Math.min(340, Math.round(width * 0.42))) + MARGIN.bottom;
@@ -208,12 +213,13 @@ function shorten(label, room) {
 function lineTargets(spec, series, x, y, { top, bottom }) {
   const format = spec.y.format ?? short;
   const xs = [...new Set(series.flatMap((s) => s.points.map((p) => p.x)))].sort(d3.ascending);
+  const curves = series.map((s) => ({ s, at: new Map(s.points.map((p) => [p.x, p])) }));
   const targets = xs.map((value) => ({
     x: x(value),
     y: top,
     title: spec.x.title?.(value) ?? `${count(value)} ${spec.x.label}`,
-    lines: series
-      .map((s) => ({ s, p: s.points.find((p) => p.x === value) }))
+    lines: curves
+      .map(({ s, at }) => ({ s, p: at.get(value) }))
       .filter(({ p }) => p)
       .sort((a, b) => b.p.y - a.p.y)
       .map(({ s, p }) => ({

@@ -1,10 +1,11 @@
 // Numbers as people read them, files as programs do.
 
-// As printf rounds: exact ties go to the even digit, so that page and tables.md agree.
+// As printf rounds: exact ties go to the even digit, so that page and tables.md agree. What rounds to 0 has no sign.
 function fixed(x, digits) {
   const scaled = x * 10 ** digits;
   const tie = Math.abs(scaled) < 1e15 && scaled - Math.floor(scaled) === 0.5;
-  return (tie ? (2 * Math.round(scaled / 2)) / 10 ** digits : x).toFixed(digits);
+  const text = (tie ? (2 * Math.round(scaled / 2)) / 10 ** digits : x).toFixed(digits);
+  return Number(text) === 0 ? text.replace("-", "") : text;
 }
 
 const isNumber = (x) => typeof x === "number" && Number.isFinite(x);
