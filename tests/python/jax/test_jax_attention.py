@@ -93,6 +93,18 @@ def test_heads_and_no_batch(heads):
     assert stats.beta.shape == (T, heads)
 
 
+@pytest.mark.parametrize("size", [257, 512, 576])
+def test_large_heads(size):
+    """Above 256, for which the kernels are tuned."""
+    q, k, v = (normal(1, n, heads, size, seed=n + heads) for n, heads in ((5, 4), (40, 2), (41, 2)))
+    v = v[:, :40]
+    close(attention(q, k, v), jax.nn.dot_product_attention(q, k, v), 1e-5)
+    ours, theirs = (jax.grad(lambda *arrays, f=f: (f(*arrays, is_causal=True) ** 2).sum(), (0, 1, 2))(q, k, v)
+                    for f in (attention, jax.nn.dot_product_attention))
+    for found, expected in zip(ours, theirs):
+        close(found, expected, 1e-4)
+
+
 def test_none_is_no_limit():
     arrays = qkv()
     assert jnp.array_equal(attention(*arrays, softcap=None), attention(*arrays))
@@ -229,6 +241,7 @@ Q, KEY = np.zeros((2, 3, 4, 8), np.float32), np.zeros((2, 5, 2, 8), np.float32)
     (TypeError, "local_window_size", {"local_window_size": (1, 2, 3)}),
     (ValueError, "local_window_size", {"local_window_size": -1}),
     (ValueError, "implementation", {"implementation": "cudnn"}), (ValueError, "softcap", {"softcap": -1}),
+    (ValueError, "softcap", {"softcap": 1e-45}),
     (ValueError, "sinks", {"sinks": np.zeros(3, np.float32)}), (TypeError, "sinks", {"sinks": [1, 2, 3, 4]}),
     (ValueError, "rule", {"rule": ["paper"]}),
     (ValueError, "rule", {"rule": "sharp"}), (TypeError, "rule", {"rule": 1}),

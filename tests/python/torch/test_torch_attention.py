@@ -140,6 +140,14 @@ def test_lengths_as_a_list():
     assert attention(*inputs((0,)), lengths=[]).shape == (0, 4, 5, 8)
 
 
+@pytest.mark.parametrize("size, value_size", [(257, 257), (512, 512), (576, 512), (40, 1024)])
+def test_large_heads(size, value_size):
+    """Above 256, for which the kernels are tuned: 512 in some models, 576 keys against 512 values in absorbed MLA."""
+    same_as_torch(inputs((1,), 2, queries=5, keys=70, size=size, value_size=value_size))
+    same_as_torch(inputs((1,), 2, 1, queries=33, keys=40, size=size, value_size=value_size), is_causal=True,
+                  enable_gqa=True)
+
+
 def test_sizes_of_values():
     same_as_torch(inputs(value_size=3))
     same_as_torch(inputs(value_size=24), is_causal=True)
