@@ -29,9 +29,10 @@ demo:  ## Build the command, train two heads and compare them: five minutes from
 	@echo "== build/release/bin/whet demo build/demo"
 	@build/release/bin/whet demo build/demo
 
-test: release asan clang wheel  ## Run every test: C++, sanitizers, fuzzers, command line, packages
+test: release asan tsan clang wheel  ## Run every test: C++, sanitizers, fuzzers, command line, packages
 	@echo "== C++ tests, gcc"; ctest --preset release -j $(JOBS)
 	@echo "== C++ tests, AddressSanitizer and UndefinedBehaviorSanitizer"; ctest --preset asan -j $(JOBS)
+	@echo "== What runs on several threads, ThreadSanitizer"; ctest --preset tsan -j $(JOBS)
 	@echo "== C++ tests and short fuzzing, clang"; ctest --preset clang -j $(JOBS)
 	@echo "== Format"; $(MAKE) --no-print-directory format-check
 	@echo "== clang-tidy"; $(TIDY) -checks='-clang-analyzer-*' > build/tidy.log 2>&1 || { cat build/tidy.log; exit 1; }

@@ -49,9 +49,10 @@ inline double storage_unit(DType type) {
 }
 inline constexpr double kTinyF16 = 0x1p-25;  // half the distance of denormals
 
-// What rounding to the storage type adds to a value of this size.
+// What rounding to the storage type adds to a value of this size, which f16 may not hold at all.
 template <typename Real>
 Real storage_error(DType type, Real size) {
+  if (type == DType::f16 && size > 65504) return std::numeric_limits<Real>::infinity();
   return size * static_cast<Real>(storage_unit(type)) + (type == DType::f16 ? Real{kTinyF16} : Real{0});
 }
 

@@ -210,7 +210,7 @@ void expect_outputs(const Drawn& drawn, const oracle::Forward<Real>& exact, cons
 }
 
 // The heaviest keys of every row, by the weights of the same call: each has its weight, none weighs more than
-// the one before it, and none that is left out more than the last.
+// the one before it, and none that is left out more than the last, unless in a tile that was skipped.
 void expect_top_keys(const oracle::Attention& p, const Asking& call) {
   const std::vector<double> weights = call.weights.values();
   const std::size_t top = index_of(call.options.top_k);
@@ -240,7 +240,7 @@ void expect_top_keys(const oracle::Attention& p, const Asking& call) {
     }
     if (listed == 0) return;
     const double heaviest = static_cast<double>(static_cast<float>(*std::ranges::max_element(left)));
-    ASSERT_LE(heaviest, rounded(call.weights.type(), last)) << "row " << r;
+    ASSERT_LE(heaviest, rounded(call.weights.type(), last) + call.options.skip_epsilon) << "row " << r;
   });
 }
 
@@ -335,13 +335,13 @@ void check_forward(const Drawn& drawn, const Case& c, Tally& tally) {
   expect_top_keys(p, call);
   expect_column_sums(p, call);
 
-  const std::vector<std::byte> bits = call.out.bits();
+  const std::vector<double> out = call.out.values();
   options.workspace = {};
   options.threads = drawn.other_threads;
   drop_some(options, dice);
   call.out.fill(kNaN);
   call.forward();
-  EXPECT_TRUE(call.out.bits() == bits) << drawn.other_threads << " threads, other optional outputs";
+  EXPECT_TRUE(same_bits(call.out.values(), out)) << drawn.other_threads << " threads, other optional outputs";
 }
 
 // Gradients that are wanted: all, or some.
@@ -385,11 +385,16 @@ void check_backward(Drawn drawn, const Case& c, Tally& tally) {
     call.options.threads = threads;
     attention_backward(call.q.view(), call.k.view(), call.v.view(), call.dout.view(), wanted, call.options,
                        drawn.mode);
-    return std::vector{call.dq.bits(), call.dk.bits(), call.dv.bits()};
+    std::vector<double> all;
+    for (const Placed* gradient : {&call.dq, &call.dk, &call.dv}) {
+      const std::vector<double> values = gradient->values();
+      all.insert(all.end(), values.begin(), values.end());
+    }
+    return all;
   };
-  const auto bits = backward(drawn.other_threads);
+  const std::vector<double> first = backward(drawn.other_threads);
   call.options.workspace = {};
-  EXPECT_TRUE(backward(drawn.threads) == bits) << drawn.threads << " threads";
+  EXPECT_TRUE(same_bits(backward(drawn.threads), first)) << drawn.threads << " threads";
   count(tally, "attention_backward", p.rows(), 2);
   ExpectedGradients<Arithmetic>(p, exact, drawn.mode == BetaGradient::through_rule,
                                 gradient_bound<Arithmetic>(p, exact, given ? call.options.skip_epsilon : 0))

@@ -221,11 +221,11 @@ void check_horizon(const Case& c, Tally& tally) {
   };
   const Real horizon_of = weight == 1 ? Real{1} : to_double_range(1 + std::exp(d) * (1 / Real{weight} - 1));
   expect_close(horizon(spread, weight, beta), horizon_of, horizon_of * size, "horizon");
-  const Real weight_of = std::isinf(d) ? Real{1} : 1 / (1 + (Real{keys} - 1) * std::exp(-d));
+  const Real infinitely_many = std::isinf(d) ? 1 : 0;
+  const Real weight_of = std::isinf(keys) ? infinitely_many : 1 / (1 + (Real{keys} - 1) * std::exp(-d));
   expect_close(largest_weight(keys, spread, beta), weight_of, weight_of * size, "largest_weight");
   const WeightBounds bounds = paper_bounds(keys, spread, beta);
-  const Real upper =
-      std::isinf(keys) && std::isinf(d) ? Real{1} : std::min(Real{1}, std::exp(d) / Real{keys});
+  const Real upper = std::isinf(keys) ? infinitely_many : std::min(Real{1}, std::exp(d) / Real{keys});
   expect_close(bounds.lower, std::exp(-d) / Real{keys}, std::exp(-d) / Real{keys} * size, "lower");
   expect_close(bounds.upper, upper, upper * size, "upper");
   EXPECT_LE(largest_weight(keys, spread, beta), bounds.upper * (1 + 1e-12));
