@@ -15,7 +15,7 @@ packages=(g++ cmake ninja-build libhwy-dev libcli11-dev node-d3 nlohmann-json3-d
 case $group in
   demo) ;;
   build | tests | bench)
-    packages+=(pkg-config python3-venv python3-dev libgtest-dev clang clang-format clang-tidy libclang-rt-14-dev) ;;
+    packages+=(pkg-config python3-venv python3-dev libgtest-dev clang clang-format libclang-rt-14-dev) ;;
   *) echo "setup.sh: '$group' is not a group; use demo, build, tests or bench" >&2; exit 2 ;;
 esac
 # The pages are tested in a real browser.

@@ -24,8 +24,9 @@
 // largest error divided by the row's beta is at most twice the plain one's, plus 4 2^-24 max|v|. (Products of
 // size D round by about D 2^-24 |q| |k|, which a large beta multiplies, in any evaluation: a row where the
 // plain one happens to be exact says nothing.) 16-bit: the same for the arithmetic on the rounded inputs,
-// then rounded. f64: skips at 2^-53 at most. A forward call gives the same bits for every number of threads
-// and with or without stats and the other things that can be asked for.
+// then rounded. f64: skips at 2^-53 at most. The slope of a soft-cap beside a bias b is off by up to
+// 2^-23 |b| / softcap in f32 (2^-52 in f64), since backward takes s from x - b. A forward call gives the same
+// bits for every number of threads and with or without stats and the other things that can be asked for.
 #ifndef WHET_ATTENTION_H_
 #define WHET_ATTENTION_H_
 

@@ -77,6 +77,7 @@ std::optional<std::uint64_t> tensor_bytes(TensorType type, const Dims& sizes) {
 template <typename Tensors>
 std::optional<std::string_view> repeated_name(const Tensors& tensors) {
   std::vector<std::string_view> names;
+  names.reserve(tensors.size());
   for (const auto& tensor : tensors) names.push_back(tensor.name);
   std::sort(names.begin(), names.end());
   const auto twice = std::adjacent_find(names.begin(), names.end());
@@ -285,6 +286,7 @@ std::string checksum_of(const std::map<std::string, std::string>& metadata,
     checksum.add_text(value);
   }
   std::vector<const Tensor*> sorted;
+  sorted.reserve(tensors.size());
   for (const Tensor& tensor : tensors) sorted.push_back(&tensor);
   std::sort(sorted.begin(), sorted.end(), [](const auto* a, const auto* b) { return a->name < b->name; });
   for (const Tensor* tensor : sorted) {

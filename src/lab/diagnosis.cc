@@ -24,7 +24,7 @@ Diagnosis diagnose(const std::vector<float>& parameters) {
   constexpr std::int64_t kQueries = 64;
   constexpr float kStep =
       0x1p-13F;  // exact in float, and small beside what any set of thousands of items spans
-  Batch batch{.sets = kQueries, .items = 2 * kClasses};
+  Batch batch{.sets = kQueries, .items = std::int64_t{2} * kClasses};
   for (std::int64_t set = 0; set < kQueries; ++set) {
     for (int i = 0; i < 2 * kClasses; ++i) {
       batch.priorities.push_back(i < kClasses ? 1.0F : 1.0F - kStep);
@@ -41,7 +41,7 @@ Diagnosis diagnose(const std::vector<float>& parameters) {
   Diagnosis diagnosis;
   double mean = 0;
   for (std::size_t set = 0; set < kQueries; ++set) {
-    const auto logits = head.logits().subspan(set * 2 * kClasses, 2 * kClasses);
+    const auto logits = head.logits().subspan(set * 2 * kClasses, std::size_t{2} * kClasses);
     for (std::size_t c = 0; c < kClasses; ++c) {
       diagnosis.slope += (logits[c] - logits[kClasses + c]) / (double{kStep} * kClasses * kQueries);
       diagnosis.offsets[c] += logits[c] / kQueries;

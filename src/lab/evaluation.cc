@@ -160,6 +160,7 @@ std::vector<SizeOutcome> evaluate(const std::vector<float>& parameters,
   const std::vector<Normalizer> unnamed = plain(normalizers);
   const std::vector<double> exact(parameters.begin(), parameters.end());
   std::vector<SizeOutcome> outcomes;
+  outcomes.reserve(options.sizes.size());
   for (const std::int64_t items : options.sizes) {
     outcomes.push_back(options.precision == Precision::f64
                            ? evaluate_size(exact, diagnosis, unnamed, options, items)

@@ -337,6 +337,7 @@ std::vector<Run> train_runs(const std::vector<Training>& trainings, int threads,
       &failed);
   watcher.end();
   std::vector<Run> runs;
+  runs.reserve(trainings.size());
   for (const Training& training : trainings) runs.push_back(load_run(training.folder));
   return runs;
 }

@@ -213,7 +213,7 @@ std::string accuracy_at(const Json& results, const Json& items, const std::strin
 std::vector<std::string> common_rules(const Json& sizes) {
   std::vector<std::string> names;
   for (const auto& entry : sizes.at(0).at("rules").items()) {
-    const std::string name = entry.key();
+    const std::string& name = entry.key();
     if (std::all_of(sizes.begin(), sizes.end(), [&](const Json& s) { return s.at("rules").contains(name); }))
       names.push_back(name);
   }
