@@ -154,6 +154,7 @@ void expect_merged_state(const oracle::AttentionRow<Real>& row, std::int64_t siz
     return;
   }
   const Real delta = logit_error<Arithmetic>(row, size);
+  if (!std::isfinite(delta)) return;  // products beyond the range of the type: nothing is known
   oracle::Row near(std::vector<double>(row.logits.x.begin(), row.logits.x.end()));
   near.sink_last = row.logits.sink_last;
   const SumBounds<Real> sums = sum_bounds<Arithmetic>(near);

@@ -17,7 +17,7 @@ import time
 import lab
 
 SHARES = {"calls": 0.7, "lab": 0.15, "fuzzers": 0.15}
-FUZZERS = ["npy", "rule", "safetensors"]
+FUZZERS = ["json", "npy", "rule", "safetensors"]
 SEEDS = 10**10  # apart, so that no two processes draw the same case
 
 
