@@ -19,7 +19,7 @@ jaxlib=build/jaxlib-0.6.2
   > "$plain/log" 2>&1 || { cat "$plain/log" >&2; exit 1; }
 wheel=$(basename "$plain"/*.whl)
 rm -f "build/wheels/${wheel%-linux_*}"-*.whl build/wheels/*.tar.gz
-PATH="$(dirname "$python"):$PATH" "$python" -m auditwheel repair --wheel-dir build/wheels "$plain/$wheel" > "$plain/log" 2>&1 \
+PATH="$(cd "$(dirname "$python")" && pwd):$PATH" "$python" -m auditwheel repair --wheel-dir build/wheels "$plain/$wheel" > "$plain/log" 2>&1 \
   || { cat "$plain/log" >&2; exit 1; }
 "$python" -m build --no-isolation --sdist --outdir build/wheels . > "$plain/log" 2>&1 || { cat "$plain/log" >&2; exit 1; }
 ls build/wheels/"${wheel%-linux_*}"-*.whl build/wheels/*.tar.gz
