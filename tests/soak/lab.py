@@ -155,6 +155,7 @@ def main():
     parser.add_argument("--seconds", type=float, default=0, help="how long; 0: one case")
     parser.add_argument("--seed", type=int, default=1, help="of the first case; those after it count up")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # runs would inherit that a background shell ignores it
     result = run(arguments.build, arguments.seconds, arguments.seed)
     print(json.dumps(result, indent=1))
     return 1 if result["failures"] else 0

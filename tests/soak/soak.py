@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -90,6 +91,7 @@ def main():
     parser.add_argument("--fuzzers", help="a build folder of clang with the fuzzers; default: none")
     parser.add_argument("--out", default="build/soak", help="a folder for soak.json")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # runs would inherit that a background shell ignores it
     begin = time.monotonic()
     found = soak(arguments)
     found |= {"seed": arguments.seed, "jobs": arguments.jobs, "seconds": time.monotonic() - begin}
