@@ -38,12 +38,21 @@ test: release asan tsan clang wheel  ## Run every test: C++, sanitizers, fuzzers
 	@echo "== clang-tidy"; $(TIDY) -checks='-clang-analyzer-*' > build/tidy.log 2>&1 || { cat build/tidy.log; exit 1; }
 	@echo "== Python sources"; $(MAKE) --no-print-directory lint-python
 	@tools/setup.sh tests  # a browser, if the environment is older than the tests that need one
+	@echo "== Tests in Python, as many at a time as there are processors; each is shown when it ends"
+	@$(MAKE) --no-print-directory -j $(JOBS) --output-sync=target test-jax test-python test-asan-command test-asan-python
+
+# A process with JAX in it must not fork, and other tests do.
+.PHONY: test-python test-jax test-asan-command test-asan-python
+test-python:
 	@echo "== Command line, pages, installed packages, Python"
 	@WHET_BUILD=$(CURDIR)/build/release $(PYTEST) tests $(addprefix --ignore=,$(JAX_TESTS))
-	@echo "== JAX, documents"  # a process of their own: a process with JAX in it must not fork, and the others do
+test-jax:
+	@echo "== JAX, documents"
 	@$(PYTEST) $(JAX_TESTS)
+test-asan-command:
 	@echo "== Command line again, with sanitizers"
 	@WHET_BUILD=$(CURDIR)/build/asan $(PYTEST) tests/cli
+test-asan-python:
 	@echo "== Python arguments again, with sanitizers"
 	@tools/with-sanitizers.sh build/asan $(PYTEST) tests/python/test_arguments.py tests/python/test_random.py
 
