@@ -27,8 +27,8 @@ build/venv/bin/python -m pip download --quiet --disable-pip-version-check --only
 cp build/wheels/whet-*.whl "$root/whet/packages"
 cp -r README.md docs examples tests "$root/whet"
 
-# The mount ends with the process that made it.
-unshare --mount bash -euo pipefail -c 'mount -t proc proc "$0/proc"; exec chroot "$0" bash -euo pipefail' "$root" <<'INSIDE'
+# The mounts end with the process that made them. Terminals, which some tests open, need the host's /dev.
+unshare --mount bash -euo pipefail -c 'mount -t proc proc "$0/proc"; mount --rbind /dev "$0/dev"; exec chroot "$0" bash -euo pipefail' "$root" <<'INSIDE'
 export LC_ALL=C.UTF-8 PYTHONDONTWRITEBYTECODE=1
 cd /whet
 found=$(find / -xdev \( -name 'libhwy*' -o -name 'd3*.js' -o -name 'cc' -o -name 'g++*' \) -not -path '/proc/*')
