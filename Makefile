@@ -82,9 +82,10 @@ format: setup  ## Format the C and C++ sources
 format-check:
 	@clang-format --dry-run --Werror $(SOURCES) && echo "all files formatted"
 
-# clang-tidy needs of a build only its compile_commands.json and the sources it generates.
+# clang-tidy needs of a build only its compile_commands.json and the sources it generates. Its own compiler is newer than
+# the build's: what that warns of is no error.
 TIDY = $(VENV)/bin/python $(VENV)/bin/run-clang-tidy.py -quiet -j $(JOBS) -clang-tidy-binary $(VENV)/bin/clang-tidy \
-  -p build/clang '/src/(core|files|lab|report|cli|c_api)/[a-z_]*(?<!_test)[.]cc$$'
+  -extra-arg=-Wno-error -p build/clang '/src/(core|files|lab|report|cli|c_api)/[a-z_]*(?<!_test)[.]cc$$'
 
 lint: clang $(VENV)/.done  ## clang-tidy over the sources, with the static analyzer, which make test leaves out (ten minutes)
 	$(TIDY)
