@@ -20,7 +20,7 @@ help:  ## List these commands
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Only the whet command is built, without what tests need; `make test` builds the rest in the same folder.
-demo:  ## Build the command, train two heads and compare them: five minutes from a bare Debian
+demo:  ## Build the command, train two heads and compare them, from a bare Debian
 	@tools/setup.sh demo
 	@echo "== Building build/release/bin/whet"
 	@[ -f build/release/build.ninja ] || cmake --preset release -DWHET_BUILD_TESTS=OFF -DWHET_BUILD_EXAMPLES=OFF \

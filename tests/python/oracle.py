@@ -66,7 +66,7 @@ def softmax(x, rule="none", axis=-1, where=None):
 
 def attention(q, k, v, rule="none", *, scale=None, causal=False, align="start", window=(-1, -1), mask=True, bias=0.0,
               lengths=None, softcap=0.0, sinks=None, query_scale=1.0):
-    """Output and weights, (B, H, N, E) and (B, H, N, M). `rule` may be a list with one a head."""
+    """Output and weights, (B, H, N, E) and (B, H, N, M). `rule` may be a list with one per head."""
     q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
     (batch, heads, queries, size), keys = q.shape, k.shape[2]
     k, v = (np.repeat(a, heads // k.shape[1], axis=1) for a in (k, v))

@@ -2,7 +2,7 @@
 
 They take every argument, in a fixed form. B batch, H query heads, K key heads, N queries, M keys, D and E the sizes of
 a key and of a value: query (B, H, N, D), key (B, K, M, D), value (B, K, M, E), mask and bias with four axes, sinks (H),
-lengths of int64 and contiguous, rule with one name or one a head. The second result of whet::attention is a buffer of
+lengths of int64 and contiguous, rule with one name or one per head. The second result of whet::attention is a buffer of
 stats, (B, H, N, 10) or (B, H, N, 0).
 """
 

@@ -44,7 +44,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     Constructor and forward take what torch's take, plus:
 
     Args:
-        rule: a rule or its name (see whet.rules), or a list with one a head. Default: none, as torch computes.
+        rule: a rule or its name (see whet.rules), or a list with one per head. Default: none, as torch computes.
         hold_beta: gradients count beta as a constant.
 
     Unlike torch's, `need_weights` is False unless asked for: weights are a matrix of queries by keys for each head,
@@ -75,7 +75,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         elif len(rule) == num_heads:
             self.rule = [rule_of(one) for one in rule]
         else:
-            raise ValueError(f"rule: {len(rule)} given, must be one a head, {num_heads}")
+            raise ValueError(f"rule: {len(rule)} given, must be one per head, {num_heads}")
         self.hold_beta = hold_beta
 
     def _reset_parameters(self) -> None:

@@ -189,7 +189,7 @@ def test_masks_of_integers_are_refused(name):
 
 def test_a_list_of_rules_has_one_a_head():
     for rules in ([], ["paper"], ["paper"] * 3):
-        with pytest.raises(ValueError, match="^rule: . given, must be one a head, 2"):
+        with pytest.raises(ValueError, match="^rule: . given, must be one per head, 2"):
             MultiheadAttention(16, 2, rule=rules)
 
 
