@@ -4,6 +4,7 @@
 #   setup.sh build   those, and the ones that build everything else: tests, clang, the Python package
 #   setup.sh tests   those, a browser, and build/venv: pytest, NumPy, torch, JAX, what the Python package is built with
 #   setup.sh bench   as build, and build/bench-venv: torch and JAX
+#   setup.sh aarch64 a compiler for aarch64, its libraries (beside the native ones) and qemu-user
 # Without root it prints the line to run instead.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -16,26 +17,37 @@ case $group in
   demo) ;;
   build | tests | bench)
     packages+=(pkg-config python3-venv python3-dev libgtest-dev clang clang-format libclang-rt-14-dev) ;;
-  *) echo "setup.sh: '$group' is not a group; use demo, build, tests or bench" >&2; exit 2 ;;
+  aarch64)
+    packages=(cmake ninja-build nlohmann-json3-dev g++-aarch64-linux-gnu libhwy-dev:arm64 libgtest-dev:arm64 qemu-user) ;;
+  *) echo "setup.sh: '$group' is not a group; use demo, build, tests, bench or aarch64" >&2; exit 2 ;;
 esac
 # The pages are tested in a real browser.
 [ "$group" != tests ] || packages+=(chromium)
 
+# A package may be there for several architectures: NAME is the native one, NAME:ARCHITECTURE another.
+is_installed() {
+  local architecture=${1#*:}
+  [ "$architecture" != "$1" ] || architecture=$(dpkg --print-architecture)
+  dpkg-query -W -f '${db:Status-Status} ${Architecture}\n' "$1" 2>/dev/null |
+    grep -Eq "^installed ($architecture|all)$"
+}
+
 missing=()
 for package in "${packages[@]}"; do
-  status=$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null || true)
-  [ "$status" = installed ] || missing+=("$package")
+  is_installed "$package" || missing+=("$package")
 done
 if [ ${#missing[@]} -gt 0 ]; then
   if [ "$(id -u)" -ne 0 ]; then
     echo "These packages are missing. Install them, then run the same command again:" >&2
+    [ "$group" != aarch64 ] || echo "  sudo dpkg --add-architecture arm64" >&2
     echo "  sudo apt-get update && sudo apt-get install -y --no-install-recommends ${missing[*]}" >&2
     exit 1
   fi
   echo "== Installing ${missing[*]}"
   export DEBIAN_FRONTEND=noninteractive
+  [ "$group" != aarch64 ] || dpkg --add-architecture arm64
   apt-get update -qq
-  apt-get install -y -qq --no-install-recommends "${missing[@]}" > build/apt.log 2>&1 \
+  apt-get install -y -qq --no-install-recommends --no-remove "${missing[@]}" > build/apt.log 2>&1 \
     || { cat build/apt.log >&2; exit 1; }
 fi
 

@@ -106,7 +106,8 @@ def test_nothing_of_this_machine():
 
 
 @pytest.mark.parametrize("group, has, lacks", [("demo", ["g++", "cmake", "node-d3"], ["clang", "libgtest-dev", "chromium"]),
-                                               ("tests", ["g++", "clang", "libgtest-dev", "chromium"], [])])
+                                               ("tests", ["g++", "clang", "libgtest-dev", "chromium"], []),
+                                               ("aarch64", ["libhwy-dev:arm64", "qemu-user"], ["libhwy-dev", "clang"])])
 def test_setup_without_root_prints_the_line_to_run(group, has, lacks, tmp_path):
     """On a machine that has none of the packages."""
     for name, script in (("dpkg-query", "exit 1"), ("id", "echo 1000")):
