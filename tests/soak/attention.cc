@@ -79,7 +79,7 @@ struct Drawn {
   }
 };
 
-void draw_visibility(oracle::Attention& p, const Case& c) {
+void draw_visibility(oracle::Attention& p, const Case& c, bool packed) {
   Dice dice(c, 1);
   p.causal = dice.chance(0.35);
   p.align = dice.chance(0.5) ? Align::end : Align::start;
@@ -91,7 +91,7 @@ void draw_visibility(oracle::Attention& p, const Case& c) {
     for (std::int64_t b = 0; b < p.B; ++b) p.lengths.push_back(of_sizes.between(0, p.M));
   } else if (kind < 0.35) {
     for (std::int64_t r = 0; r < p.rows(); ++r) p.lengths.push_back(of_sizes.between(0, p.M));
-  } else if (kind < 0.55 && p.B == 1) {
+  } else if (kind < 0.55 && p.B == 1 && packed) {
     const std::int64_t sequences = of_sizes.between(1, 4);
     p.query_starts = draw_starts(of_sizes, sequences, p.N);
     p.key_starts = draw_starts(of_sizes, sequences, p.M);
@@ -155,7 +155,8 @@ void draw_poison(oracle::Attention& p, const Case& c) {
   }
 }
 
-Drawn draw(const Case& c) {
+// `packed`: the keys may be those of several sequences.
+Drawn draw(const Case& c, bool packed = true) {
   Drawn drawn;
   Dice dice(c, 11);
   drawn.type = draw_type(dice);
@@ -171,7 +172,7 @@ Drawn draw(const Case& c) {
                    draw_layout(dice, 4)};
   Dice values(c, 12);
   drawn.p = draw_problem(values.random(), draw_shape(c), drawn.type, sharpness);
-  draw_visibility(drawn.p, c);
+  draw_visibility(drawn.p, c, packed);
   draw_logits(drawn.p, c, drawn.side);
   draw_poison(drawn.p, c);
   return drawn;
@@ -442,8 +443,7 @@ void check_attention_backward(const Case& c, Tally& tally) {
 }
 
 void check_shards(const Case& c, Tally& tally) {
-  Drawn drawn = draw(c);
-  drawn.p.query_starts = drawn.p.key_starts = {};  // packed sequences can't be cut
+  const Drawn drawn = draw(c, false);  // packed sequences can't be cut
   run(drawn, [&] {
     drawn.type == DType::f64 ? check_in_shards<double>(drawn, c, tally)
                              : check_in_shards<float>(drawn, c, tally);
