@@ -347,7 +347,7 @@ TEST(AttentionJob, ShardsForgetWhatTheyDontUse) {
   EXPECT_FALSE(job.out.given);
 }
 
-// Errors: what is said. Which calls are refused is in kernels/attention_error_test.cc.
+// Errors: what is said. Which calls are refused is in kernels/attention/error_test.cc.
 
 template <typename Function>
 std::string error_of(const Function& run) {

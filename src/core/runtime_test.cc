@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/softmax.h"
+#include "kernels/softmax/softmax.h"
 #include "targets.h"
 
 namespace whet {

@@ -19,13 +19,13 @@
 #include <span>
 #include <vector>
 
-#include "kernels/dense.h"
+#include "kernels/dense/dense.h"
 #include "lab/task.h"
 
 namespace whet::lab {
 
 inline constexpr std::int64_t kWidth = 128;
-// Distance of rows of activations: see kernels/dense.h.
+// Distance of rows of activations: see kernels/dense/dense.h.
 inline constexpr std::int64_t kStride = kWidth + 16;
 
 // A dense layer y = x kernel + bias: kernel (in, out) and bias (out) in the vector of all parameters.

@@ -11,11 +11,11 @@
 //
 // A tile doesn't matter to a row if beta (max - tile max) > ln n + ln(1/epsilon): its weights together are
 // less than epsilon.
-#if defined(WHET_KERNELS_ATTENTION_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef WHET_KERNELS_ATTENTION_INL_H_
-#undef WHET_KERNELS_ATTENTION_INL_H_
+#if defined(WHET_KERNELS_ATTENTION_LOGITS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WHET_KERNELS_ATTENTION_LOGITS_INL_H_
+#undef WHET_KERNELS_ATTENTION_LOGITS_INL_H_
 #else
-#define WHET_KERNELS_ATTENTION_INL_H_
+#define WHET_KERNELS_ATTENTION_LOGITS_INL_H_
 #endif
 
 #include <hwy/contrib/math/math-inl.h>
@@ -27,10 +27,10 @@
 #include <limits>
 
 #include "core/attention_plan.h"
-#include "kernels/attention_run.h"
-#include "kernels/elements-inl.h"
-#include "kernels/row-inl.h"
-#include "kernels/softmax-inl.h"
+#include "kernels/attention/run.h"
+#include "kernels/elements/elements-inl.h"
+#include "kernels/row/sweep-inl.h"
+#include "kernels/softmax/softmax-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {
@@ -311,4 +311,4 @@ HWY_NOINLINE RowOutcome<T> WeighRow(T* x, const KeyRange& range, T sink, const R
 }  // namespace whet
 HWY_AFTER_NAMESPACE();
 
-#endif  // WHET_KERNELS_ATTENTION_INL_H_
+#endif  // WHET_KERNELS_ATTENTION_LOGITS_INL_H_

@@ -5,8 +5,8 @@
 // Everything is row-major, rows a stride apart. Give activations a stride that isn't a power of two (144 for
 // a width of 128): walking down a column, as products with a transposed matrix do, would otherwise fall on a
 // few sets of the first-level cache.
-#ifndef WHET_KERNELS_DENSE_H_
-#define WHET_KERNELS_DENSE_H_
+#ifndef WHET_KERNELS_DENSE_DENSE_H_
+#define WHET_KERNELS_DENSE_DENSE_H_
 
 #include <cstdint>
 
@@ -78,4 +78,4 @@ DenseKernels<T> dense_kernels();
 
 }  // namespace whet::kernels
 
-#endif  // WHET_KERNELS_DENSE_H_
+#endif  // WHET_KERNELS_DENSE_DENSE_H_

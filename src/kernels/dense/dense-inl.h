@@ -4,11 +4,11 @@
 // f32 on AVX2, that stays in the first-level cache while every strip of a passes by (matmul-inl.h). Packing
 // costs one read and write of b for `rows` multiply-adds of each of its values, so products of a hundred rows
 // and more run near the limit of the multiply-adds.
-#if defined(WHET_KERNELS_DENSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef WHET_KERNELS_DENSE_INL_H_
-#undef WHET_KERNELS_DENSE_INL_H_
+#if defined(WHET_KERNELS_DENSE_DENSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WHET_KERNELS_DENSE_DENSE_INL_H_
+#undef WHET_KERNELS_DENSE_DENSE_INL_H_
 #else
-#define WHET_KERNELS_DENSE_INL_H_
+#define WHET_KERNELS_DENSE_DENSE_INL_H_
 #endif
 
 #include <hwy/highway.h>
@@ -17,9 +17,9 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/dense.h"
-#include "kernels/exp-inl.h"
-#include "kernels/matmul-inl.h"
+#include "kernels/dense/dense.h"
+#include "kernels/dense/matmul-inl.h"
+#include "kernels/elements/exp-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {
@@ -299,4 +299,4 @@ void DenseAdam(const AdamStep& step, const T* gradient, std::int64_t n, T* param
 }  // namespace whet
 HWY_AFTER_NAMESPACE();
 
-#endif  // WHET_KERNELS_DENSE_INL_H_
+#endif  // WHET_KERNELS_DENSE_DENSE_INL_H_

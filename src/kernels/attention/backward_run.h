@@ -8,7 +8,7 @@
 
 #include "core/attention_job.h"
 #include "core/attention_plan.h"
-#include "kernels/attention_run.h"
+#include "kernels/attention/run.h"
 
 namespace whet::kernels {
 

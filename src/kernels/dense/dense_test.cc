@@ -1,5 +1,5 @@
 // The dense kernels against plain loops in wider arithmetic, on every target; and what must hold bit for bit.
-#include "kernels/dense.h"
+#include "kernels/dense/dense.h"
 
 #include <gtest/gtest.h>
 

@@ -19,9 +19,9 @@
 #include <cmath>
 
 #include "core/target_search.h"
-#include "kernels/elements-inl.h"
-#include "kernels/row-inl.h"
-#include "kernels/softmax-inl.h"
+#include "kernels/elements/elements-inl.h"
+#include "kernels/row/sweep-inl.h"
+#include "kernels/softmax/softmax-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {

@@ -1,6 +1,6 @@
 // softmax, sharpen and states: arguments in, rows out.
 
-#include "kernels/softmax.h"
+#include "kernels/softmax/softmax.h"
 
 #include <whet/row.h>
 #include <whet/softmax.h>
@@ -8,15 +8,15 @@
 #include <algorithm>
 #include <array>
 
-#include "kernels/row_job.h"
+#include "kernels/row/row_job.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/softmax.cc"
+#define HWY_TARGET_INCLUDE "kernels/softmax/softmax.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "kernels/elements-inl.h"
-#include "kernels/softmax-inl.h"
+#include "kernels/elements/elements-inl.h"
+#include "kernels/softmax/softmax-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {

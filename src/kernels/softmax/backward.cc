@@ -7,16 +7,16 @@
 #include <cmath>
 #include <limits>
 
-#include "kernels/row_job.h"
+#include "kernels/row/row_job.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/softmax_backward.cc"
+#define HWY_TARGET_INCLUDE "kernels/softmax/backward.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "kernels/elements-inl.h"
-#include "kernels/softmax-inl.h"
-#include "kernels/softmax_backward-inl.h"
+#include "kernels/elements/elements-inl.h"
+#include "kernels/softmax/backward-inl.h"
+#include "kernels/softmax/softmax-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {

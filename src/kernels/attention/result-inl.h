@@ -14,9 +14,9 @@
 #include <cstdint>
 #include <limits>
 
-#include "kernels/attention-inl.h"
-#include "kernels/attention_run.h"
-#include "kernels/elements-inl.h"
+#include "kernels/attention/logits-inl.h"
+#include "kernels/attention/run.h"
+#include "kernels/elements/elements-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {

@@ -8,11 +8,11 @@
 // Limit: one exponential a key for none, fixed, log_length, ssmax without stats; two for rules of the
 // entropy and with stats, but one on rows where beta turns out 1. Reads and writes beside that stay in cache
 // up to its size.
-#if defined(WHET_KERNELS_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef WHET_KERNELS_SOFTMAX_INL_H_
-#undef WHET_KERNELS_SOFTMAX_INL_H_
+#if defined(WHET_KERNELS_SOFTMAX_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WHET_KERNELS_SOFTMAX_SOFTMAX_INL_H_
+#undef WHET_KERNELS_SOFTMAX_SOFTMAX_INL_H_
 #else
-#define WHET_KERNELS_SOFTMAX_INL_H_
+#define WHET_KERNELS_SOFTMAX_SOFTMAX_INL_H_
 #endif
 
 #include <whet/rule.h>
@@ -23,9 +23,9 @@
 
 #include "core/sums.h"
 #include "core/target_search.h"
-#include "kernels/elements-inl.h"
-#include "kernels/row-inl.h"
-#include "kernels/row_job.h"
+#include "kernels/elements/elements-inl.h"
+#include "kernels/row/row_job.h"
+#include "kernels/row/sweep-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {
@@ -209,4 +209,4 @@ HWY_INLINE const T* VisibleRow(const kernels::RowJob& job, const void* in, const
 }  // namespace whet
 HWY_AFTER_NAMESPACE();
 
-#endif  // WHET_KERNELS_SOFTMAX_INL_H_
+#endif  // WHET_KERNELS_SOFTMAX_SOFTMAX_INL_H_

@@ -27,13 +27,13 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/attention-inl.h"
-#include "kernels/attention_backward_run.h"
-#include "kernels/attention_block-inl.h"
-#include "kernels/attention_result-inl.h"
-#include "kernels/elements-inl.h"
-#include "kernels/matmul-inl.h"
-#include "kernels/softmax_backward-inl.h"
+#include "kernels/attention/backward_run.h"
+#include "kernels/attention/block-inl.h"
+#include "kernels/attention/logits-inl.h"
+#include "kernels/attention/result-inl.h"
+#include "kernels/dense/matmul-inl.h"
+#include "kernels/elements/elements-inl.h"
+#include "kernels/softmax/backward-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {

@@ -1,6 +1,6 @@
 // What tests may ask of the row kernels beyond the public headers.
-#ifndef WHET_KERNELS_SOFTMAX_H_
-#define WHET_KERNELS_SOFTMAX_H_
+#ifndef WHET_KERNELS_SOFTMAX_SOFTMAX_H_
+#define WHET_KERNELS_SOFTMAX_SOFTMAX_H_
 
 #include <cstdint>
 
@@ -11,4 +11,4 @@ std::int64_t softmax_target();
 
 }  // namespace whet::kernels
 
-#endif  // WHET_KERNELS_SOFTMAX_H_
+#endif  // WHET_KERNELS_SOFTMAX_SOFTMAX_H_

@@ -11,16 +11,16 @@
 #include "core/attention_plan.h"
 #include "core/runtime.h"
 #include "core/thread_pool.h"
-#include "kernels/attention_run.h"
-#include "kernels/row_job.h"
+#include "kernels/attention/run.h"
+#include "kernels/row/row_job.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/attention.cc"
+#define HWY_TARGET_INCLUDE "kernels/attention/attention.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "kernels/attention_block-inl.h"
-#include "kernels/attention_few-inl.h"
+#include "kernels/attention/block-inl.h"
+#include "kernels/attention/few-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {

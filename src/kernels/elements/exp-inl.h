@@ -9,11 +9,11 @@
 // here or in the weights, and a hidden key costs what any other does. NaN gives NaN.
 //
 // f64: Highway's Exp, 1 ULP. Anything from e^-708 (2^-1021.4) down is 0: no denormal arises here either.
-#if defined(WHET_KERNELS_EXP_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef WHET_KERNELS_EXP_INL_H_
-#undef WHET_KERNELS_EXP_INL_H_
+#if defined(WHET_KERNELS_ELEMENTS_EXP_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WHET_KERNELS_ELEMENTS_EXP_INL_H_
+#undef WHET_KERNELS_ELEMENTS_EXP_INL_H_
 #else
-#define WHET_KERNELS_EXP_INL_H_
+#define WHET_KERNELS_ELEMENTS_EXP_INL_H_
 #endif
 
 #include <hwy/contrib/math/math-inl.h>
@@ -112,4 +112,4 @@ struct Exponential<double> {
 }  // namespace whet
 HWY_AFTER_NAMESPACE();
 
-#endif  // WHET_KERNELS_EXP_INL_H_
+#endif  // WHET_KERNELS_ELEMENTS_EXP_INL_H_

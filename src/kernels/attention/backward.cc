@@ -9,15 +9,15 @@
 #include "core/attention_plan.h"
 #include "core/runtime.h"
 #include "core/thread_pool.h"
-#include "kernels/attention_backward_run.h"
-#include "kernels/row_job.h"
+#include "kernels/attention/backward_run.h"
+#include "kernels/row/row_job.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/attention_backward.cc"
+#define HWY_TARGET_INCLUDE "kernels/attention/backward.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "kernels/attention_backward-inl.h"
+#include "kernels/attention/backward-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {

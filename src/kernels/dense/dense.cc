@@ -1,14 +1,14 @@
 // Small dense networks: one table of functions for every SIMD target.
-#include "kernels/dense.h"
+#include "kernels/dense/dense.h"
 
-#include "kernels/row_job.h"
+#include "kernels/row/row_job.h"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "kernels/dense.cc"
+#define HWY_TARGET_INCLUDE "kernels/dense/dense.cc"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
-#include "kernels/dense-inl.h"
+#include "kernels/dense/dense-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {

@@ -8,11 +8,11 @@
 //
 // The result of an element depends on its own row and column only, never on how rows were grouped
 // into strips: depth is summed in order.
-#if defined(WHET_KERNELS_MATMUL_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef WHET_KERNELS_MATMUL_INL_H_
-#undef WHET_KERNELS_MATMUL_INL_H_
+#if defined(WHET_KERNELS_DENSE_MATMUL_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WHET_KERNELS_DENSE_MATMUL_INL_H_
+#undef WHET_KERNELS_DENSE_MATMUL_INL_H_
 #else
-#define WHET_KERNELS_MATMUL_INL_H_
+#define WHET_KERNELS_DENSE_MATMUL_INL_H_
 #endif
 
 #include <hwy/highway.h>
@@ -21,7 +21,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/elements-inl.h"
+#include "kernels/elements/elements-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {
@@ -129,4 +129,4 @@ HWY_INLINE void Multiply(int rows, const Strip<T>& a, const Panel<T>& b, std::in
 }  // namespace whet
 HWY_AFTER_NAMESPACE();
 
-#endif  // WHET_KERNELS_MATMUL_INL_H_
+#endif  // WHET_KERNELS_DENSE_MATMUL_INL_H_

@@ -20,12 +20,12 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/attention-inl.h"
-#include "kernels/attention_block-inl.h"
-#include "kernels/attention_result-inl.h"
-#include "kernels/attention_run.h"
-#include "kernels/elements-inl.h"
-#include "kernels/matmul-inl.h"
+#include "kernels/attention/block-inl.h"
+#include "kernels/attention/logits-inl.h"
+#include "kernels/attention/result-inl.h"
+#include "kernels/attention/run.h"
+#include "kernels/dense/matmul-inl.h"
+#include "kernels/elements/elements-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {

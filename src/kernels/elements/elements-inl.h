@@ -2,11 +2,11 @@
 //
 // f16 and bf16 are converted with integer operations, the same on every target: exact inwards, to
 // nearest with ties to even outwards (denormals, infinities and NaN included).
-#if defined(WHET_KERNELS_ELEMENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef WHET_KERNELS_ELEMENTS_INL_H_
-#undef WHET_KERNELS_ELEMENTS_INL_H_
+#if defined(WHET_KERNELS_ELEMENTS_ELEMENTS_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WHET_KERNELS_ELEMENTS_ELEMENTS_INL_H_
+#undef WHET_KERNELS_ELEMENTS_ELEMENTS_INL_H_
 #else
-#define WHET_KERNELS_ELEMENTS_INL_H_
+#define WHET_KERNELS_ELEMENTS_ELEMENTS_INL_H_
 #endif
 
 #include <hwy/contrib/math/math-inl.h>
@@ -17,7 +17,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "kernels/row-inl.h"
+#include "kernels/row/sweep-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {
@@ -206,4 +206,4 @@ HWY_INLINE T LogRow(const T* from, std::int64_t n, T* to) {
 }  // namespace whet
 HWY_AFTER_NAMESPACE();
 
-#endif  // WHET_KERNELS_ELEMENTS_INL_H_
+#endif  // WHET_KERNELS_ELEMENTS_ELEMENTS_INL_H_

@@ -1,6 +1,6 @@
 // What the row kernels are given: a call whose arguments are checked, cut into tasks of whole rows.
-#ifndef WHET_KERNELS_ROW_JOB_H_
-#define WHET_KERNELS_ROW_JOB_H_
+#ifndef WHET_KERNELS_ROW_ROW_JOB_H_
+#define WHET_KERNELS_ROW_ROW_JOB_H_
 
 #include <whet/row.h>
 #include <whet/rule.h>
@@ -107,4 +107,4 @@ inline void run_rows(const RowJob& job, RowKernel kernel, int threads, bool buff
 
 }  // namespace whet::kernels
 
-#endif  // WHET_KERNELS_ROW_JOB_H_
+#endif  // WHET_KERNELS_ROW_ROW_JOB_H_

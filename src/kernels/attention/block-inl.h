@@ -20,11 +20,11 @@
 #include <cmath>
 #include <cstdint>
 
-#include "kernels/attention-inl.h"
-#include "kernels/attention_result-inl.h"
-#include "kernels/attention_run.h"
-#include "kernels/elements-inl.h"
-#include "kernels/matmul-inl.h"
+#include "kernels/attention/logits-inl.h"
+#include "kernels/attention/result-inl.h"
+#include "kernels/attention/run.h"
+#include "kernels/dense/matmul-inl.h"
+#include "kernels/elements/elements-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {

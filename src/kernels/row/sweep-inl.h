@@ -10,11 +10,11 @@
 // 2^-25 with every addition, so a run of 16 loses less than 5e-7. Sums of float64 keep what each addition of
 // a run drops. Keys that aren't visible are -inf and contribute exactly 0 everywhere. Nothing outside [row,
 // row + n) is read or written.
-#if defined(WHET_KERNELS_ROW_INL_H_) == defined(HWY_TARGET_TOGGLE)
-#ifdef WHET_KERNELS_ROW_INL_H_
-#undef WHET_KERNELS_ROW_INL_H_
+#if defined(WHET_KERNELS_ROW_SWEEP_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WHET_KERNELS_ROW_SWEEP_INL_H_
+#undef WHET_KERNELS_ROW_SWEEP_INL_H_
 #else
-#define WHET_KERNELS_ROW_INL_H_
+#define WHET_KERNELS_ROW_SWEEP_INL_H_
 #endif
 
 #include <hwy/highway.h>
@@ -25,7 +25,7 @@
 #include <limits>
 
 #include "core/sums.h"
-#include "kernels/exp-inl.h"
+#include "kernels/elements/exp-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {
@@ -265,4 +265,4 @@ HWY_INLINE std::int64_t KeepAbove(const T* x, std::int64_t n, T least, T* out) {
 }  // namespace whet
 HWY_AFTER_NAMESPACE();
 
-#endif  // WHET_KERNELS_ROW_INL_H_
+#endif  // WHET_KERNELS_ROW_SWEEP_INL_H_
