@@ -8,7 +8,7 @@ int main() {
   logits[7] = 5;  // one key should win
   whet::RowStats stats[1];
   whet::softmax({logits.data(), {1, 1000}}, {weights.data(), {1, 1000}},
-                {.rule = whet::Rule::target_entropy(0.2), .stats = stats});
+                {.rule = whet::Rule::target_entropy(0.2)}, {.stats = stats});
   std::printf("weight of the winner: %.2f plain, %.2f at beta %.2f\n", stats[0].peak, weights[7],
               stats[0].beta);
 }

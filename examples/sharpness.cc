@@ -21,8 +21,8 @@ int main() {
     std::printf("%10lld", static_cast<long long>(n));
     for (const std::string& rule : rules) {
       whet::RowStats stats[1];
-      whet::softmax({x.data(), {1, n}}, {w.data(), {1, n}},
-                    {.rule = whet::Rule::parse(rule), .stats = stats});
+      whet::softmax({x.data(), {1, n}}, {w.data(), {1, n}}, {.rule = whet::Rule::parse(rule)},
+                    {.stats = stats});
       std::printf("%9.4f (β %6.2f)", stats[0].sharp_peak, stats[0].beta);
     }
     std::printf("\n");

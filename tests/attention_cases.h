@@ -428,15 +428,16 @@ class AttentionCall {
     options.lengths = lengths_;
     options.query_starts = query_starts_;
     options.key_starts = key_starts_;
-    options.stats = stats;
+    outputs.stats = stats;
   }
   AttentionCall(const AttentionCall&) = delete;
 
-  void forward() { attention(q.view(), k.view(), v.view(), out.view(), options); }
+  void forward() { attention(q.view(), k.view(), v.view(), out.view(), options, outputs, execution); }
 
-  // Every gradient there is. With options.stats left in place those of the last forward() are read.
+  // Every gradient there is. With outputs.stats left in place those of the last forward() are read.
   void backward(BetaGradient mode = BetaGradient::through_rule) {
-    attention_backward(q.view(), k.view(), v.view(), dout.view(), gradients(), options, mode);
+    attention_backward(q.view(), k.view(), v.view(), dout.view(), gradients(), options,
+                       {.beta_gradient = mode, .stats = outputs.stats}, execution);
   }
   AttentionGradients gradients() { return {dq.view(), dk.view(), dv.view(), dbias.view(), dsinks.view()}; }
 
@@ -452,6 +453,8 @@ class AttentionCall {
   Placed dbias, dsinks;
   std::vector<RowStats> stats;
   AttentionOptions options;
+  AttentionOutputs outputs;
+  Execution execution;
 
  private:
   std::vector<Rule> rules_;

@@ -34,13 +34,13 @@ struct Asking : AttentionCall {
         top_keys(index_of(p.rows() * top), -7),
         top_weights(top_keys.size(), -7),
         column_sums(index_of(p.B * p.H * p.M), -7) {
-    options.weight_rows = rows;
-    options.weights = weights.view();
-    options.top_k = top;
-    options.top_keys = top_keys;
-    options.top_weights = top_weights;
-    options.column_sums = column_sums;
-    options.tile_counts = &counts;
+    outputs.weight_rows = rows;
+    outputs.weights = weights.view();
+    outputs.top_k = top;
+    outputs.top_keys = top_keys;
+    outputs.top_weights = top_weights;
+    outputs.column_sums = column_sums;
+    outputs.tile_counts = &counts;
   }
 
   std::vector<RowIndex> rows;

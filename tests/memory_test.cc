@@ -79,7 +79,7 @@ TEST_P(Memory, ContiguousRowsNeedNoneOutOfPlace) {
   for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i * 2654435761U % 1000) / 100;
   const Dims sizes = {300, kKeys};
   const Cost cost = cost_of([&] {
-    softmax({x.data(), sizes}, {w.data(), sizes}, {.rule = rule, .threads = 2});
+    softmax({x.data(), sizes}, {w.data(), sizes}, {.rule = rule}, {}, {.threads = 2});
   });
   EXPECT_EQ(cost.allocations, 0U);
 }
@@ -93,14 +93,14 @@ TEST_P(Memory, OneRowAThreadInTheWorstCase) {
     for (const int threads : {1, 2}) {
       const auto limit = static_cast<std::size_t>(threads) * kRowAndLines;
       const Cost half = cost_of([&] {
-        softmax({x.data(), sizes}, {x.data(), sizes}, {.rule = rule, .threads = threads});
+        softmax({x.data(), sizes}, {x.data(), sizes}, {.rule = rule}, {}, {.threads = threads});
       });
       const Cost in_place = cost_of([&] {
-        softmax({y.data(), sizes}, {y.data(), sizes}, {.rule = rule, .threads = threads});
+        softmax({y.data(), sizes}, {y.data(), sizes}, {.rule = rule}, {}, {.threads = threads});
       });
       const Cost backward = cost_of([&] {
-        softmax_backward({x.data(), sizes}, {x.data(), sizes}, {x.data(), sizes},
-                         {.rule = rule, .threads = threads});
+        softmax_backward({x.data(), sizes}, {x.data(), sizes}, {x.data(), sizes}, {.rule = rule}, {},
+                         {.threads = threads});
       });
       for (const Cost& cost : {half, in_place, backward}) {
         EXPECT_LE(cost.allocations, 1U) << rows << " rows";
@@ -110,7 +110,7 @@ TEST_P(Memory, OneRowAThreadInTheWorstCase) {
   }
 }
 
-// Attention of 4 heads over 2 key heads, asked for everything, on memory that lies ready.
+// Attention of 4 heads over 2 key heads, with all optional outputs, on memory allocated before.
 template <typename T>
 class AttentionMemory {
  public:
@@ -130,15 +130,15 @@ class AttentionMemory {
     options.rule = rule;
     options.causal = true;
     options.align = Align::end;
-    options.stats = stats_;
-    options.weight_rows = wanted_;
-    options.weights = View(weights_.data(), {1, keys});
-    options.top_k = 3;
-    options.top_keys = top_keys_;
-    options.top_weights = top_weights_;
-    options.column_sums = column_sums_;
-    options.tile_counts = &counts_;
-    options.threads = threads;
+    outputs.stats = stats_;
+    outputs.weight_rows = wanted_;
+    outputs.weights = View(weights_.data(), {1, keys});
+    outputs.top_k = 3;
+    outputs.top_keys = top_keys_;
+    outputs.top_weights = top_weights_;
+    outputs.column_sums = column_sums_;
+    outputs.tile_counts = &counts_;
+    execution.threads = threads;
   }
   AttentionMemory(const AttentionMemory&) = delete;
 
@@ -156,6 +156,8 @@ class AttentionMemory {
   ConstView q, k;
   View out;
   AttentionOptions options;
+  AttentionOutputs outputs;
+  Execution execution;
 };
 
 template <typename T>
@@ -164,13 +166,16 @@ void check_attention_memory(const Rule& rule) {
   for (const auto& [queries, keys] : {std::pair<std::int64_t, std::int64_t>{100, 300}, {1, kKeys}}) {
     for (const int threads : {1, 2}) {
       AttentionMemory<T> given(queries, keys, rule, threads);
-      const auto call = [&] { attention(given.q, given.k, given.k, given.out, given.options); };
-      const std::size_t size = attention_workspace(given.q, given.k, given.k, given.options);
+      const auto call = [&] {
+        attention(given.q, given.k, given.k, given.out, given.options, given.outputs, given.execution);
+      };
+      const std::size_t size =
+          attention_workspace(given.q, given.k, given.k, given.options, given.outputs, given.execution);
       const Cost own = cost_of(call);
       EXPECT_EQ(own.allocations, 1U) << queries << " queries, " << threads << " threads";
       EXPECT_LE(own.bytes, size) << queries << " queries";
       std::vector<std::byte> workspace(size);
-      given.options.workspace = workspace;
+      given.execution.workspace = workspace;
       EXPECT_EQ(cost_of(call).allocations, 0U) << queries << " queries, " << threads << " threads";
     }
   }
@@ -189,7 +194,7 @@ TEST(OutOfMemory, LeavesTheOutputsOfAttentionAlone) {
   RowStats stats[3] = {};
   const ConstView view(q, {1, 1, 3, 2});
   grants = 0;
-  EXPECT_THROW(attention(view, view, view, {out, {1, 1, 3, 2}}, {.stats = stats, .threads = 1}),
+  EXPECT_THROW(attention(view, view, view, {out, {1, 1, 3, 2}}, {}, {.stats = stats}, {.threads = 1}),
                std::bad_alloc);
   grants = -1;
   for (float value : out) EXPECT_EQ(value, 7);

@@ -25,8 +25,8 @@ Result run(const std::vector<float>& x, const Dims& sizes, const Rule& rule) {
   std::size_t rows = 1;
   for (std::size_t d = 0; d + 1 < sizes.size(); ++d) rows *= static_cast<std::size_t>(sizes[d]);
   Result result{std::vector<float>(x.size()), std::vector<RowStats>(rows)};
-  softmax(ConstView(x.data(), sizes), View(result.weights.data(), sizes),
-          {.rule = rule, .stats = std::span(result.stats)});
+  softmax(ConstView(x.data(), sizes), View(result.weights.data(), sizes), {.rule = rule},
+          {.stats = std::span(result.stats)});
   return result;
 }
 
@@ -84,7 +84,7 @@ TEST(Mistake, MaskedPositionsCountedInNOrInEntropy) {
     std::vector<float> w(1000);
     RowStats stats{};
     softmax(ConstView(padded.data(), {1000}), View(w.data(), {1000}),
-            {.rule = rule.rule, .mask = {visible, {1000}}, .stats = std::span(&stats, 1)});
+            {.rule = rule.rule, .mask = {visible, {1000}}}, {.stats = std::span(&stats, 1)});
     const RowStats alone = run(x, rule.rule).stats[0];
     EXPECT_EQ(stats.count, alone.count) << rule.rule.name();
     EXPECT_NEAR(stats.entropy, alone.entropy, 1e-6 * std::log(20.0)) << rule.rule.name();
@@ -114,8 +114,8 @@ TEST(Mistake, EpsilonFlushedToZeroInHalfPrecision) {
   x[4] = to_storage(2.5F, f16{});
   std::vector<f16> w(6);
   RowStats stats{};
-  softmax(ConstView(x.data(), {6}), View(w.data(), {6}),
-          {.rule = Rule::paper(), .stats = std::span(&stats, 1)});
+  softmax(ConstView(x.data(), {6}), View(w.data(), {6}), {.rule = Rule::paper()},
+          {.stats = std::span(&stats, 1)});
   const oracle::Row row({-200, 3, -200, -200, 2.5, -200});
   EXPECT_NEAR(stats.entropy, oracle::entropy<double>(row), 1e-5);
   for (f16 weight : w) EXPECT_TRUE(std::isfinite(to_float(weight)));

@@ -35,7 +35,6 @@ struct Place {
         sums(states.size()),
         mass(states.size(), -7),
         out(arithmetic_type(type), p.dout.sizes) {
-    call.options.stats = {};
     call.options.rule = {};
     call.options.head_rules = {};
   }
@@ -63,7 +62,8 @@ class Places {
     std::vector<RowState> merged(static_cast<std::size_t>(p_.rows()));
     for (std::size_t s : order_) {
       Place& place = *all_[s];
-      shard_states(place.call.q.view(), place.call.k.view(), place.shard, place.states, place.call.options);
+      shard_states(place.call.q.view(), place.call.k.view(), place.shard, place.states, place.call.options,
+                   place.call.execution);
       for (std::size_t r = 0; r < merged.size(); ++r) merged[r] = merge(merged[r], place.states[r]);
     }
     return merged;
@@ -73,7 +73,8 @@ class Places {
     std::vector<RowSums> added(rows.size());
     for (std::size_t s : order_) {
       Place& place = *all_[s];
-      shard_sums(place.call.q.view(), place.call.k.view(), place.shard, rows, place.sums, place.call.options);
+      shard_sums(place.call.q.view(), place.call.k.view(), place.shard, rows, place.sums, place.call.options,
+                 place.call.execution);
       for (std::size_t r = 0; r < rows.size(); ++r) added[r] = add(added[r], place.sums[r]);
     }
     return added;
@@ -87,7 +88,7 @@ class Places {
     for (std::size_t s : order_) {
       Place& place = *all_[s];
       shard_attention(place.call.q.view(), place.call.k.view(), place.call.v.view(), place.shard, rows,
-                      place.out.view(), place.mass, place.call.options);
+                      place.out.view(), place.mass, place.call.options, place.call.execution);
       EXPECT_TRUE(place.out.gaps_are_intact());
       outs.push_back(place.out.view());
       parts.push_back(place.mass);
@@ -116,7 +117,7 @@ inline std::vector<RowScale> scales_of(const oracle::Attention& p, Places& place
     const std::size_t r = p.row(b, h, i);
     const Rule rule = library_rule(p.rule(h));
     rows.push_back({merged[r].max, 1});
-    if (rule.solves()) {
+    if (rule.needs_search()) {
       searches.emplace_back(rule, merged[r]);
       row_of_search.push_back(r);
     } else {

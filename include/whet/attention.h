@@ -12,9 +12,9 @@
 // A row without visible keys gives output and gradients 0, stats 0 with max and log_sum_exp -inf and beta 1.
 // NaN or +inf in a visible logit makes its row NaN and no other.
 //
-// A sink is a logit of its own per head that takes mass and has no value: it enters max, log_sum_exp,
-// entropy, varentropy and spread = max - min, beta scales it, but it isn't a key: not in count, min, peak,
-// sharp_peak or the weights. Rules see that count and that entropy; target_peak takes the sink for one more
+// A sink is one logit per head that takes mass and has no value: it enters max, log_sum_exp, entropy,
+// varentropy and spread = max - min, beta scales it, but it isn't a key: not in count, min, peak,
+// sharp_peak or the weights. Rules see that count and that entropy; target_peak counts the sink as one more
 // key. A row without visible keys ignores it; -inf is no sink.
 //
 // Views have any strides; q, k, v, out (and gradients) share one element type: f32, f64, bf16 or f16.
@@ -26,13 +26,15 @@
 // plain one happens to be exact says nothing.) 16-bit: the same for the arithmetic on the rounded inputs,
 // then rounded. f64: skips at 2^-53 at most. The slope of a soft-cap beside a bias b is off by up to
 // 2^-23 |b| / softcap in f32 (2^-52 in f64), since backward takes s from x - b. A forward call gives the same
-// bits for every number of threads and with or without stats and the other things that can be asked for.
+// bits for every number of threads and with or without any of the optional outputs.
 #ifndef WHET_ATTENTION_H_
 #define WHET_ATTENTION_H_
 
 #include <whet/export.h>
+#include <whet/normalizer.h>
 #include <whet/row.h>
 #include <whet/rule.h>
+#include <whet/runtime.h>
 #include <whet/softmax.h>
 #include <whet/view.h>
 
@@ -43,99 +45,116 @@
 
 namespace whet {
 
-// The largest D and E. Block sizes are chosen for heads of up to 256 elements; larger ones take the same
-// path.
+// The largest size of a key and of a value (D and E).
 inline constexpr std::int64_t kMaxHeadSize = 1024;
 
-// Where query i stands among the keys of its sequence: at key i (as torch and transformers count), or
-// so that the last query stands at the last key (as FlashAttention does; decoding with a cache).
+// The position of query i among the keys of its sequence: key i (as torch and transformers count), or
+// counted from the end, so that the last query is at the last key (as FlashAttention does; decoding with a
+// cache).
 enum class Align { start, end };
 
-// A row by its place.
+// A row by its indices.
 struct RowIndex {
   std::int64_t batch;
   std::int64_t head;
   std::int64_t query;
 };
 
-// Work done and saved. A tile is 6 rows by 256 keys.
+// Tiles of a call: groups of rows by ranges of keys, of a size that the library chooses. Fit for ratios, not
+// for comparison between versions.
 struct TileCounts {
-  std::int64_t tiles = 0;    // with at least one key within reach of causal, window and lengths
-  std::int64_t skipped = 0;  // of those, certified not to matter
+  std::int64_t tiles = 0;    // with at least one key that causal, window and lengths leave visible
+  std::int64_t skipped = 0;  // of those, tiles whose weights are certain not to matter
 };
 
+// The problem: what is computed. The same for attention, attention_backward and the functions of shard.h.
 struct AttentionOptions {
-  // What is computed.
   Rule rule{};                         // chooses beta of each row; default none: beta = 1
-  std::span<const Rule> head_rules{};  // if not empty: one a query head, instead of `rule`
+  std::span<const Rule> head_rules{};  // if not empty: one per query head, instead of `rule`
+  Normalizer normalizer{};             // turns a row of logits into weights; default softmax
   std::optional<double> scale{};       // default 1 / sqrt(D)
   ConstView query_scale{};             // (B, H, N), sizes equal or 1; multiplies scale
   double softcap = 0;                  // 0: none; else a normal number of the arithmetic (f32, f64)
   ConstView bias{};                    // (B, H, N, M), sizes equal or 1; added to the logits
   ConstView mask{};                    // the same in boolean, true = visible
   ConstView sinks{};                   // (H)
-  bool causal = false;                 // keys after the query's place are hidden
-  Align align = Align::start;          // the query's place, for causal and window
-  std::int64_t window_left = -1;       // keys more than this before the place are hidden; -1: none
-  std::int64_t window_right = -1;      // the same after the place
+  bool causal = false;                 // keys after the query's position are hidden
+  Align align = Align::start;          // how positions are counted, for causal and window
+  std::int64_t window_left = -1;       // keys more than this before the position are hidden; -1: none
+  std::int64_t window_right = -1;      // the same after the position
   std::span<const std::int64_t>
-      lengths{};  // one a batch entry (also if B = B H N), or one a row: only the first keys exist
+      lengths{};  // one per batch entry (also if B = B H N), or one per row: only the first keys exist
   std::span<const std::int64_t> query_starts{};  // packed sequences (B = 1): 0, ..., N, as cu_seqlens;
   std::span<const std::int64_t> key_starts{};    // 0, ..., M. Queries see keys of their own sequence.
-
-  // What else is wanted; each is overwritten if given.
-  std::span<RowStats> stats{};              // one a row
-  std::span<const RowIndex> weight_rows{};  // rows whose weights are wanted, and
-  View weights{};                           // their place: (rows wanted, M), in q's element type
-  std::int64_t top_k = 0;              // this many heaviest keys a row, heaviest first (ties: first key):
-  std::span<std::int64_t> top_keys{};  // rows * top_k; -1 where a row has fewer visible keys
-  std::span<float> top_weights{};      // rows * top_k
-  std::span<double> column_sums{};     // (B, H, M): the weights of a key, summed over queries
-  TileCounts* tile_counts = nullptr;
-
-  // How. A tile is skipped when its weights together are certain to be below skip_epsilon in every row, which
+  // attention skips a tile when its weights together are certain to be below skip_epsilon in every row, which
   // moves no output by more than 2 skip_epsilon max|v|; 0: never. Calls of few queries (up to 16 rows that
-  // share their keys) skip nothing.
+  // share their keys) skip nothing, and neither do attention_backward and shards.
   double skip_epsilon = 0x1p-24;
-  int threads = 0;                   // 0 = whet::threads(), fewer for little work
-  std::span<std::byte> workspace{};  // at least attention_workspace(); empty: one allocation
 };
 
-// out = softmax(beta x) v, row by row. Side arrays: query_scale, bias and sinks are in q's element type or
-// in the type of the arithmetic (f32; f64 for f64).
-// `align` with packed sequences or one length a batch entry counts from the end of that sequence; place of
-// query i is i + (keys of the sequence) - (queries of the sequence) then.
-WHET_API void attention(ConstView q, ConstView k, ConstView v, View out,
-                        const AttentionOptions& options = {});
+// Optional outputs of attention, each overwritten if given.
+struct AttentionOutputs {
+  std::span<RowStats> stats{};              // one per row
+  std::span<const RowIndex> weight_rows{};  // rows whose weights are written to
+  View weights{};                           // (number of weight_rows, M), in q's element type
+  std::int64_t top_k = 0;  // this many heaviest keys per row, heaviest first (ties: lowest key first), into
+  std::span<std::int64_t> top_keys{};  // rows * top_k; -1 where a row has fewer visible keys
+  std::span<float> top_weights{};      // rows * top_k; 0 there
+  std::span<double> column_sums{};     // (B, H, M): the weights of a key, summed over queries
+  TileCounts* tile_counts = nullptr;
+};
 
-// Bytes of workspace for these views and options (their data isn't read): linear in N + M.
+// out = softmax(beta x) v, row by row; overwrites `out` (B, H, N, E). q (B, H, N, D), k (B, K, M, D),
+// v (B, K, M, E) and `out` share one element type and have any strides. query_scale, bias and sinks are in
+// that type or in that of the arithmetic (f32; f64 for f64). Nothing written may overlap anything else.
+// Align::end counts from the end of each packed sequence, or of each batch entry's length: query i is at
+// i + (keys of the sequence) - (queries of the sequence). Without execution.workspace the call allocates its
+// scratch memory, once.
+// Error, naming the argument, for any that doesn't fit; nothing is written then.
+WHET_API void attention(ConstView q, ConstView k, ConstView v, View out, const AttentionOptions& options = {},
+                        const AttentionOutputs& outputs = {}, const Execution& execution = {});
+
+// Bytes that execution.workspace needs for this call: linear in N + M. Sizes and options decide; the data of
+// views isn't read, and execution.workspace is ignored.
 WHET_API std::size_t attention_workspace(ConstView q, ConstView k, ConstView v,
-                                         const AttentionOptions& options = {});
+                                         const AttentionOptions& options = {},
+                                         const AttentionOutputs& outputs = {},
+                                         const Execution& execution = {});
 
-// Gradients that are wanted; those without data are not computed. Overwritten, never added to.
+// Outputs of attention_backward; those without data are not computed. Overwritten, never added to.
 struct AttentionGradients {
   View dq{};  // as q
   View dk{};  // as k
   View dv{};  // as v
   // As the bias given: summed over the axes where its size is 1, by one thread if batch entries, heads or
-  // packed sequences share it. 16 bits: summed in f32, in the workspace. Asking for it may move dk and dv by
+  // packed sequences share it. 16 bits: summed in f32, in the workspace. Computing it may move dk and dv by
   // rounding.
   View dbias{};
   View dsinks{};  // as sinks
 };
 
-// The gradients from dout = dL/dout (as out) and what attention was given: q, k, v and the options, of which
-// `stats` is read if given (what attention wrote; else computed again), and weights, top_k,
-// column_sums and tile_counts must not be given. No tile is skipped (but saved stats lack what forward
-// skipped). At a kink of the rule the derivative of the constant side is taken; an unreachable target counts
-// as constant.
+struct AttentionBackwardOptions {
+  BetaGradient beta_gradient = BetaGradient::through_rule;
+  std::span<const RowStats> stats{};  // what attention wrote; empty: computed again
+};
+
+// The gradients from dout = dL/dout (as out) and what attention was given: q, k, v and options. No tile is
+// skipped (but stats that attention wrote lack what it skipped). At a kink of the rule the derivative of the
+// constant side is taken; an unreachable target counts as constant. Gradients have the same bits for every
+// number of threads. Nothing written may overlap anything else.
+// Error, naming the argument, for any that doesn't fit; nothing is written then.
 WHET_API void attention_backward(ConstView q, ConstView k, ConstView v, ConstView dout,
                                  const AttentionGradients& gradients, const AttentionOptions& options = {},
-                                 BetaGradient beta_gradient = BetaGradient::through_rule);
+                                 const AttentionBackwardOptions& backward = {},
+                                 const Execution& execution = {});
 
+// Bytes that execution.workspace needs for this call of attention_backward, as attention_workspace() for
+// attention.
 WHET_API std::size_t attention_backward_workspace(ConstView q, ConstView k, ConstView v,
                                                   const AttentionGradients& gradients,
-                                                  const AttentionOptions& options = {});
+                                                  const AttentionOptions& options = {},
+                                                  const AttentionBackwardOptions& backward = {},
+                                                  const Execution& execution = {});
 
 }  // namespace whet
 

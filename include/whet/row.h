@@ -1,8 +1,9 @@
-// A row (the logits one query sees), its mergeable state, and the statistics a caller may ask for.
+// A row (the logits one query sees), its mergeable state, and the statistics of it that are optional outputs.
 #ifndef WHET_ROW_H_
 #define WHET_ROW_H_
 
 #include <whet/export.h>
+#include <whet/runtime.h>
 #include <whet/view.h>
 
 #include <cstdint>
@@ -36,7 +37,8 @@ WHET_API double row_peak(const RowState& state);        // the largest weight
 WHET_API double row_spread(const RowState& state);      // max - min
 
 // Moments of a row at some beta: with y = x - max and e = exp(beta y), the sums of e, e y, e y^2, e y^3
-// and e y^4, as far as whoever fills them says. At beta = 1, z, t and u are those of the state.
+// and e y^4; a function that fills only the first of them says so. At beta = 1, z, t and u are those of the
+// state.
 struct RowSums {
   double z = 0;
   double t = 0;
@@ -45,7 +47,7 @@ struct RowSums {
   double w = 0;
 };
 
-// What a caller gets per row, in this order, all float64. The first seven at inverse temperature 1;
+// Statistics of a row, in this order, all float64. The first seven at inverse temperature 1;
 // `beta` is what the rule chose, `sharp_entropy` and `sharp_peak` are entropy and largest weight
 // at that beta. A row without visible keys: 0, with max and log_sum_exp -inf and beta 1.
 struct RowStats {
@@ -64,14 +66,14 @@ struct RowStats {
 struct StatesOptions {
   int axis = -1;                            // the axis a row runs along; negative counts from the end
   ConstView mask{};                         // boolean, true = visible; sizes equal to `in`'s or 1
-  std::span<const std::int64_t> lengths{};  // one a row: only its first keys are visible
-  int threads = 0;                          // 0 = whet::threads()
+  std::span<const std::int64_t> lengths{};  // one per row: only its first keys are visible
 };
 
 // The state of every row of `in` (any element type, any strides); `out` holds one per row, rows in
 // row-major order of the other axes. Every term of z, t and u is within 1e-6 (1 + |y|) relative
-// (f64: 1e-13 (1 + |y|)).
-WHET_API void states(ConstView in, std::span<RowState> out, const StatesOptions& options = {});
+// (f64: 1e-13 (1 + |y|)). execution.workspace isn't used.
+WHET_API void states(ConstView in, std::span<RowState> out, const StatesOptions& options = {},
+                     const Execution& execution = {});
 
 }  // namespace whet
 

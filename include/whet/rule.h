@@ -8,6 +8,7 @@
 #include <array>
 #include <cstddef>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -46,26 +47,37 @@ class WHET_API Rule {
   static Rule target_entropy(double h);             // h > 0
   static Rule target_peak(double w);                // 0 < w < 1
 
-  // One-line names, the same in every interface: none, paper, fixed:1.5, log-length:16[,S],
-  // ssmax:0.4, target-entropy:0.2, target-peak:0.9, polynomial:C4,C3,..,C0[:gate=G][:hold=H], and
-  // polynomial:FILE, where FILE holds such a polynomial line (lines that start with # are skipped).
-  // Error for anything else, and where FILE isn't a regular file of at most 65536 bytes.
+  // By its one-line name, the same in every interface: none, paper, fixed:1.5, log-length:16[,S],
+  // ssmax:0.4, target-entropy:0.2, target-peak:0.9, polynomial:C4,C3,..,C0[:gate=G][:hold=H].
+  // Error for anything else. Opens no file.
   static Rule parse(std::string_view name);
+
+  // The polynomial of a file: its first line that isn't empty and doesn't start with # must be
+  // polynomial:C4,C3,..,C0[:gate=G][:hold=H]. Error where it isn't, and where `path` isn't a regular file of
+  // at most 65536 bytes.
+  static Rule load(const std::string& path);
+
+  // The FILE of the name polynomial:FILE; nullopt for any other name. For interfaces where people may name a
+  // file: they give it to load(), and every other name to parse().
+  static std::optional<std::string> file_of(std::string_view name);
 
   // The name again; parse(name()) is the same rule, bit for bit.
   std::string name() const;
 
   Kind kind() const { return kind_; }
-  bool solves() const { return kind_ == Kind::target_entropy || kind_ == Kind::target_peak; }
+
+  // True for target_entropy and target_peak: their beta isn't a function of the row's state, but found by a
+  // search that reads the row again for each beta it tries.
+  bool needs_search() const { return kind_ == Kind::target_entropy || kind_ == Kind::target_peak; }
 
   // The argument of fixed, ssmax, target_entropy, target_peak; n0 of log_length.
   double parameter() const { return parameter_; }
   double factor() const { return factor_; }  // s of log_length
-  double gate() const { return gate_; }      // these three: paper and polynomial
+  double gate() const { return gate_; }      // gate, hold and coefficients: paper and polynomial
   double hold() const { return hold_; }
   std::span<const double> coefficients() const { return {coefficients_.data(), terms_}; }
 
-  // beta for a row of this state; NaN if its keys hold NaN. A rule that solves() needs the row: Error.
+  // beta for a row of this state; NaN if its keys hold NaN. Error if the rule needs_search().
   double beta(const RowState& state) const;
 
   // d beta / dH at this state; 0 for rules that don't depend on H and on the constant side of a kink.

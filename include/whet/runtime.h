@@ -1,9 +1,11 @@
-// The library's only global state: the default number of threads and the SIMD target.
+// How calls run, and the library's only global state: the default number of threads and the SIMD target.
 #ifndef WHET_RUNTIME_H_
 #define WHET_RUNTIME_H_
 
 #include <whet/export.h>
 
+#include <cstddef>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,7 +15,16 @@ namespace whet {
 // "0.1.0"
 WHET_API std::string version();
 
-// Threads a call uses when its own option says 0. At first the environment variable WHET_THREADS,
+// How one call runs; nothing in it changes a bit of a result.
+struct Execution {
+  int threads = 0;  // at most this many, 1..1024; 0: whet::threads(), fewer where the work is too little
+  // Scratch memory for the functions that have a query for its size (attention_workspace(),
+  // attention_backward_workspace()): at least that many bytes, of any alignment, not shared with another call
+  // at the same time. Empty: the call allocates. Other functions don't use it.
+  std::span<std::byte> workspace{};
+};
+
+// Threads a call uses when Execution::threads is 0. At first the environment variable WHET_THREADS,
 // else the number of processors this process may run on. set_threads(0) returns to that.
 // Results have the same bits for every number of threads.
 WHET_API int threads();

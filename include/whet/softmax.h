@@ -24,8 +24,10 @@
 #define WHET_SOFTMAX_H_
 
 #include <whet/export.h>
+#include <whet/normalizer.h>
 #include <whet/row.h>
 #include <whet/rule.h>
+#include <whet/runtime.h>
 #include <whet/view.h>
 
 #include <cstdint>
@@ -33,22 +35,31 @@
 
 namespace whet {
 
+// The problem: what is computed. The same for softmax, sharpen and softmax_backward.
 struct SoftmaxOptions {
   Rule rule{};                              // chooses beta of each row; default none: beta = 1
+  Normalizer normalizer{};                  // turns a row of logits into weights; default softmax
   int axis = -1;                            // negative counts from the end
   ConstView mask{};                         // boolean, true = visible; as many axes as `in`, sizes equal or 1
-  std::span<const std::int64_t> lengths{};  // one a row, 0..keys; rows in row-major order
-  std::span<RowStats> stats{};              // if not empty: one a row, overwritten
-  int threads = 0;                          // 0 = whet::threads()
+  std::span<const std::int64_t> lengths{};  // one per row, 0..keys; rows in row-major order
 };
 
-// out = softmax(beta in) along the axis, beta chosen per row by the rule. Overwrites `out`.
-WHET_API void softmax(ConstView in, View out, const SoftmaxOptions& options = {});
+// Optional outputs of softmax and sharpen, overwritten if given.
+struct SoftmaxOutputs {
+  std::span<RowStats> stats{};  // one per row
+};
+
+// out = softmax(beta in) along the axis, beta chosen per row by the rule. Overwrites `out`, which has the
+// sizes and the element type of `in` and may be `in`. execution.workspace isn't used.
+// Error, naming the argument, for any that doesn't fit; nothing is written then.
+WHET_API void softmax(ConstView in, View out, const SoftmaxOptions& options = {},
+                      const SoftmaxOutputs& outputs = {}, const Execution& execution = {});
 
 // The same for a row given by its probabilities p >= 0 (sum near 1) instead of its logits:
 // out = p^beta / sum p^beta. A probability of 0 is a key that isn't visible; a negative one makes
 // its row NaN. stats count, spread, entropy, peak are those of p; max and log_sum_exp are of ln p.
-WHET_API void sharpen(ConstView in, View out, const SoftmaxOptions& options = {});
+WHET_API void sharpen(ConstView in, View out, const SoftmaxOptions& options = {},
+                      const SoftmaxOutputs& outputs = {}, const Execution& execution = {});
 
 enum class BetaGradient {
   through_rule,  // beta depends on the logits, as in the published code
@@ -56,21 +67,16 @@ enum class BetaGradient {
 };
 
 struct SoftmaxBackwardOptions {
-  Rule rule{};  // rule, axis, mask, lengths: what softmax was given
   BetaGradient beta_gradient = BetaGradient::through_rule;
-  int axis = -1;
-  ConstView mask{};
-  std::span<const std::int64_t> lengths{};
   std::span<const RowStats> stats{};  // what softmax wrote; empty: computed again
-  int threads = 0;
 };
 
-// din = dL/din from in (what softmax was given) and dout = dL/dout. Overwrites `din`, which may be
-// `dout` or `in`. At a kink of the rule the derivative of the constant side is taken; an unreachable
+// din = dL/din from dout = dL/dout and what softmax was given: `in` and options. Overwrites `din`, which may
+// be `dout` or `in`. At a kink of the rule the derivative of the constant side is taken; an unreachable
 // target counts as constant. Every key's error is at most 1e-6 (1 + |beta y|) beta max|dout|, y the
-// key's own distance from the maximum.
-WHET_API void softmax_backward(ConstView in, ConstView dout, View din,
-                               const SoftmaxBackwardOptions& options = {});
+// key's own distance from the maximum. execution.workspace isn't used.
+WHET_API void softmax_backward(ConstView in, ConstView dout, View din, const SoftmaxOptions& options = {},
+                               const SoftmaxBackwardOptions& backward = {}, const Execution& execution = {});
 
 }  // namespace whet
 

@@ -19,12 +19,14 @@ namespace {
 
 struct Arguments {
   whet::AttentionOptions options{};
+  whet::AttentionOutputs outputs{};
+  whet::AttentionBackwardOptions backward{};
+  whet::Execution execution{};
   std::vector<whet::Rule> head_rules;  // what options.head_rules points to
   whet::AttentionGradients gradients{};
-  bool hold_beta = false;
 };
 
-// One name, or a list or tuple with one a query head.
+// One name, or a list or tuple of one per query head.
 void set_rule(Arguments& a, nb::handle value, const char* name) {
   if (!PyList_Check(value.ptr()) && !PyTuple_Check(value.ptr())) {
     a.options.rule = rule_of(value, name);
@@ -46,7 +48,12 @@ void set_align(Arguments& a, nb::handle value, const char* name) {
 void set_tile_counts(Arguments& a, nb::handle value, const char* name) {
   const auto counts = span_of<whet::TileCounts, std::int64_t>(value, name);
   if (counts.size() != 1) wrong_value(name, "must have 2 elements");
-  a.options.tile_counts = counts.data();
+  a.outputs.tile_counts = counts.data();
+}
+
+void set_hold_beta(Arguments& a, nb::handle value, const char* name) {
+  a.backward.beta_gradient =
+      flag_of(value, name) ? whet::BetaGradient::held : whet::BetaGradient::through_rule;
 }
 
 using A = Arguments;
@@ -68,45 +75,48 @@ constexpr Option<A> kOptions[] = {
     {"lengths", [](A& a, H v, N n) { a.options.lengths = span_of<const std::int64_t>(v, n); }},
     {"query_starts", [](A& a, H v, N n) { a.options.query_starts = span_of<const std::int64_t>(v, n); }},
     {"key_starts", [](A& a, H v, N n) { a.options.key_starts = span_of<const std::int64_t>(v, n); }},
-    {"stats", [](A& a, H v, N n) { a.options.stats = span_of<whet::RowStats, double>(v, n); }},
-    {"weight_rows",
-     [](A& a, H v, N n) { a.options.weight_rows = span_of<const whet::RowIndex, std::int64_t>(v, n); }},
-    {"weights", [](A& a, H v, N n) { a.options.weights = written_view_of(v, n); }},
-    {"top_k", [](A& a, H v, N n) { a.options.top_k = integer_of(v, n); }},
-    {"top_keys", [](A& a, H v, N n) { a.options.top_keys = span_of<std::int64_t>(v, n); }},
-    {"top_weights", [](A& a, H v, N n) { a.options.top_weights = span_of<float>(v, n); }},
-    {"column_sums", [](A& a, H v, N n) { a.options.column_sums = span_of<double>(v, n); }},
-    {"tile_counts", set_tile_counts},
     {"skip_epsilon", [](A& a, H v, N n) { a.options.skip_epsilon = number_of(v, n); }},
-    {"threads", [](A& a, H v, N n) { a.options.threads = small_integer_of(v, n); }},
+    {"threads", [](A& a, H v, N n) { a.execution.threads = small_integer_of(v, n); }},
 };
 
-constexpr Option<A> kGradients[] = {
+constexpr Option<A> kOutputs[] = {
+    {"stats", [](A& a, H v, N n) { a.outputs.stats = span_of<whet::RowStats, double>(v, n); }},
+    {"weight_rows",
+     [](A& a, H v, N n) { a.outputs.weight_rows = span_of<const whet::RowIndex, std::int64_t>(v, n); }},
+    {"weights", [](A& a, H v, N n) { a.outputs.weights = written_view_of(v, n); }},
+    {"top_k", [](A& a, H v, N n) { a.outputs.top_k = integer_of(v, n); }},
+    {"top_keys", [](A& a, H v, N n) { a.outputs.top_keys = span_of<std::int64_t>(v, n); }},
+    {"top_weights", [](A& a, H v, N n) { a.outputs.top_weights = span_of<float>(v, n); }},
+    {"column_sums", [](A& a, H v, N n) { a.outputs.column_sums = span_of<double>(v, n); }},
+    {"tile_counts", set_tile_counts},
+};
+
+constexpr Option<A> kBackward[] = {
     {"dq", [](A& a, H v, N n) { a.gradients.dq = written_view_of(v, n); }},
     {"dk", [](A& a, H v, N n) { a.gradients.dk = written_view_of(v, n); }},
     {"dv", [](A& a, H v, N n) { a.gradients.dv = written_view_of(v, n); }},
     {"dbias", [](A& a, H v, N n) { a.gradients.dbias = written_view_of(v, n); }},
     {"dsinks", [](A& a, H v, N n) { a.gradients.dsinks = written_view_of(v, n); }},
-    {"hold_beta", [](A& a, H v, N n) { a.hold_beta = flag_of(v, n); }},
+    {"hold_beta", set_hold_beta},
+    {"stats", [](A& a, H v, N n) { a.backward.stats = span_of<const whet::RowStats, double>(v, n); }},
 };
 
 void attention(nb::handle q, nb::handle k, nb::handle v, nb::handle out, const nb::kwargs& given) {
   const whet::ConstView queries = view_of(q, "q"), keys = view_of(k, "k"), values = view_of(v, "v");
   const whet::View to = written_view_of(out, "out");
   Arguments a;
-  set_options(a, given, {kOptions});
+  set_options(a, given, {kOptions, kOutputs});
   const nb::gil_scoped_release released;
-  whet::attention(queries, keys, values, to, a.options);
+  whet::attention(queries, keys, values, to, a.options, a.outputs, a.execution);
 }
 
 void attention_backward(nb::handle q, nb::handle k, nb::handle v, nb::handle dout, const nb::kwargs& given) {
   const whet::ConstView queries = view_of(q, "q"), keys = view_of(k, "k"), values = view_of(v, "v");
   const whet::ConstView from = view_of(dout, "dout");
   Arguments a;
-  set_options(a, given, {kOptions, kGradients});
+  set_options(a, given, {kOptions, kBackward});
   const nb::gil_scoped_release released;
-  whet::attention_backward(queries, keys, values, from, a.gradients, a.options,
-                           a.hold_beta ? whet::BetaGradient::held : whet::BetaGradient::through_rule);
+  whet::attention_backward(queries, keys, values, from, a.gradients, a.options, a.backward, a.execution);
 }
 
 }  // namespace

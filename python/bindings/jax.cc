@@ -270,8 +270,8 @@ void softmax(const Call& call) {
   whet::softmax(rows.view("x"), rows.view("out"),
                 {.rule = whet::Rule::parse(call.attribute<std::string_view>("rule")),
                  .axis = rows.axis(),
-                 .mask = rows.view("where"),
-                 .stats = stats.next(std::size_t(rows.rows()))});
+                 .mask = rows.view("where")},
+                {.stats = stats.next(std::size_t(rows.rows()))});
   stats.finish();
 }
 
@@ -288,10 +288,9 @@ void softmax_backward(const Call& call) {
   }
   whet::softmax_backward(rows.view("x"), rows.view("dout"), rows.view("dx"),
                          {.rule = whet::Rule::parse(call.attribute<std::string_view>("rule")),
-                          .beta_gradient = call.beta_gradient(),
                           .axis = rows.axis(),
-                          .mask = rows.view("where"),
-                          .stats = stats});
+                          .mask = rows.view("where")},
+                         {.beta_gradient = call.beta_gradient(), .stats = stats});
 }
 
 // ---- Attention
@@ -467,8 +466,7 @@ void attention(const Call& call) {
   const int64_t rows = batch.all_entries() * query.size_from_end(3) * query.size_from_end(2);
   StatsResults stats(call, std::size_t(rows));
   for_each_part(call, batch, [&](auto q, auto k, auto v, auto& options, std::size_t part) {
-    options.stats = stats.next(part);
-    whet::attention(q, k, v, batch.heads_last("out"), options);
+    whet::attention(q, k, v, batch.heads_last("out"), options, {.stats = stats.next(part)});
   });
   stats.finish();
 }
@@ -476,16 +474,13 @@ void attention(const Call& call) {
 void attention_backward(const Call& call) {
   Batch batch(call);
   for_each_part(call, batch, [&](auto q, auto k, auto v, auto& options, std::size_t part) {
-    // Only read there, though the options of both directions are one type.
-    const std::span<const whet::RowStats> saved = batch.saved(part);
-    options.stats = {const_cast<whet::RowStats*>(saved.data()), saved.size()};
     whet::attention_backward(q, k, v, batch.heads_last("dout"),
                              {.dq = batch.heads_last("dquery"),
                               .dk = batch.heads_last("dkey"),
                               .dv = batch.heads_last("dvalue"),
                               .dbias = batch.heads_first("dbias", "dbias"),
                               .dsinks = batch.heads("dsinks")},
-                             options, call.beta_gradient());
+                             options, {.beta_gradient = call.beta_gradient(), .stats = batch.saved(part)});
   });
 }
 

@@ -25,6 +25,10 @@ struct RowOptions {
   nb::handle stats = nb::none();  // written by some, read by others
   bool hold_beta = false;
   int threads = 0;
+
+  whet::SoftmaxOptions softmax() const {
+    return {.rule = rule, .axis = axis, .mask = mask, .lengths = lengths};
+  }
 };
 
 using O = RowOptions;
@@ -50,21 +54,17 @@ RowOptions options_of(const nb::kwargs& given, std::span<const Option<O>> known)
   return options;
 }
 
-using Forward = void(whet::ConstView, whet::View, const whet::SoftmaxOptions&);
+using Forward = void(whet::ConstView, whet::View, const whet::SoftmaxOptions&, const whet::SoftmaxOutputs&,
+                     const whet::Execution&);
 
 template <Forward function>
 void forward(nb::handle in, nb::handle out, const nb::kwargs& given) {
   const whet::ConstView from = view_of(in, "in");
   const whet::View to = written_view_of(out, "out");
   const RowOptions o = options_of(given, kForward);
-  const whet::SoftmaxOptions options{.rule = o.rule,
-                                     .axis = o.axis,
-                                     .mask = o.mask,
-                                     .lengths = o.lengths,
-                                     .stats = span_of<whet::RowStats, double>(o.stats, "stats"),
-                                     .threads = o.threads};
+  const whet::SoftmaxOutputs outputs{.stats = span_of<whet::RowStats, double>(o.stats, "stats")};
   const nb::gil_scoped_release released;
-  function(from, to, options);
+  function(from, to, o.softmax(), outputs, {.threads = o.threads});
 }
 
 void softmax_backward(nb::handle in, nb::handle dout, nb::handle din, const nb::kwargs& given) {
@@ -72,26 +72,20 @@ void softmax_backward(nb::handle in, nb::handle dout, nb::handle din, const nb::
   const whet::ConstView dfrom = view_of(dout, "dout");
   const whet::View to = written_view_of(din, "din");
   const RowOptions o = options_of(given, kBackward);
-  const whet::SoftmaxBackwardOptions options{
-      .rule = o.rule,
+  const whet::SoftmaxBackwardOptions backward{
       .beta_gradient = o.hold_beta ? whet::BetaGradient::held : whet::BetaGradient::through_rule,
-      .axis = o.axis,
-      .mask = o.mask,
-      .lengths = o.lengths,
-      .stats = span_of<const whet::RowStats, double>(o.stats, "stats"),
-      .threads = o.threads};
+      .stats = span_of<const whet::RowStats, double>(o.stats, "stats")};
   const nb::gil_scoped_release released;
-  whet::softmax_backward(from, dfrom, to, options);
+  whet::softmax_backward(from, dfrom, to, o.softmax(), backward, {.threads = o.threads});
 }
 
 void states(nb::handle in, nb::handle out, const nb::kwargs& given) {
   const whet::ConstView from = view_of(in, "in");
   const auto to = span_of<whet::RowState, std::int64_t>(out, "out");
   const RowOptions o = options_of(given, kStates);
-  const whet::StatesOptions options{
-      .axis = o.axis, .mask = o.mask, .lengths = o.lengths, .threads = o.threads};
+  const whet::StatesOptions options{.axis = o.axis, .mask = o.mask, .lengths = o.lengths};
   const nb::gil_scoped_release released;
-  whet::states(from, to, options);
+  whet::states(from, to, options, {.threads = o.threads});
 }
 
 // Element by element; `out` may be `a` or `b`.

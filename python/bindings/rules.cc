@@ -6,6 +6,7 @@
 
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "bindings.h"
@@ -50,7 +51,7 @@ void betas(nb::handle states, nb::handle out, nb::handle rule) {
   const auto from = span_of<const whet::RowState, std::int64_t>(states, "states");
   const auto to = span_of<double>(out, "out");
   if (to.size() != from.size()) {
-    wrong_value("out", "has " + std::to_string(to.size()) + " elements, must have one a state, " +
+    wrong_value("out", "has " + std::to_string(to.size()) + " elements, must have one per state, " +
                            std::to_string(from.size()));
   }
   const nb::gil_scoped_release released;
@@ -60,7 +61,10 @@ void betas(nb::handle states, nb::handle out, nb::handle rule) {
 }  // namespace
 
 whet::Rule rule_of(nb::handle object, const char* name) {
-  return object.is_none() ? whet::Rule() : whet::Rule::parse(text_of(object, name));
+  if (object.is_none()) return {};
+  const std::string_view text = text_of(object, name);
+  const auto file = whet::Rule::file_of(text);
+  return file ? whet::Rule::load(*file) : whet::Rule::parse(text);
 }
 
 void add_rules(nb::module_& module) {

@@ -1,4 +1,4 @@
-// Rules from Python: by name at this door, "paper" or "target-entropy:0.2".
+// Rules from Python: by name, as "paper" or "target-entropy:0.2".
 #ifndef WHET_PYTHON_RULES_H_
 #define WHET_PYTHON_RULES_H_
 
@@ -9,6 +9,7 @@
 
 namespace whet_python {
 
+// polynomial:FILE included; None is the rule none.
 whet::Rule rule_of(nb::handle object, const char* name);
 
 }  // namespace whet_python

@@ -15,7 +15,7 @@ from whet.stats import Stats, buffer_of, stats_buffer, stats_of
 
 
 class TileCounts(NamedTuple):
-    """Work done and saved: tiles of 6 rows by 256 keys, and how many of them were certain not to matter."""
+    """Work done and saved, in tiles of the library's own size; those skipped were certain not to matter."""
 
     tiles: int
     skipped: int

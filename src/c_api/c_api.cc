@@ -150,9 +150,11 @@ whet::SoftmaxOptions softmax_options(const whet::ConstView& in, const whet_optio
   return {.rule = from_c(o.rule),
           .axis = o.axis,
           .mask = view_if_given(o.mask, "mask"),
-          .lengths = span_if_given(o.lengths, rows),
-          .stats = span_if_given(reinterpret_cast<whet::RowStats*>(o.stats), rows),
-          .threads = o.threads};
+          .lengths = span_if_given(o.lengths, rows)};
+}
+
+std::span<whet::RowStats> stats_of(const whet::ConstView& in, const whet_options& o) {
+  return span_if_given(reinterpret_cast<whet::RowStats*>(o.stats), rows_of(in, o.axis));
 }
 
 // The three views every attention function begins with, and its options in C++.
@@ -160,34 +162,41 @@ struct AttentionCall {
   whet::ConstView q, k, v;
   std::vector<whet::Rule> head_rules;  // what options.head_rules points to
   whet::AttentionOptions options;
+  whet::AttentionOutputs outputs;
+  whet::Execution execution;
 };
 
 // Arrays in C have no sizes of their own: those that follow from the shapes.
 void set_arrays(const whet_attention_options& o, const whet::core::AttentionShape& shape,
-                whet::AttentionOptions& options) {
+                AttentionCall& call) {
   const auto rows = static_cast<std::size_t>(shape.rows());
   std::size_t places = 0;
   if (o.top_k < 0 || __builtin_mul_overflow(rows, static_cast<std::size_t>(o.top_k), &places)) {
     places = 0;  // attention says what is wrong with top_k
   }
-  options.lengths = span_if_given(o.lengths, o.lengths_count);
-  options.query_starts = span_if_given(o.query_starts, o.starts_count);
-  options.key_starts = span_if_given(o.key_starts, o.starts_count);
-  options.stats = span_if_given(reinterpret_cast<whet::RowStats*>(o.stats), rows);
-  options.weight_rows =
+  call.options.lengths = span_if_given(o.lengths, o.lengths_count);
+  call.options.query_starts = span_if_given(o.query_starts, o.starts_count);
+  call.options.key_starts = span_if_given(o.key_starts, o.starts_count);
+  call.outputs.stats = span_if_given(reinterpret_cast<whet::RowStats*>(o.stats), rows);
+  call.outputs.weight_rows =
       span_if_given(reinterpret_cast<const whet::RowIndex*>(o.weight_rows), o.weight_rows_count);
-  options.top_keys = span_if_given(o.top_keys, places);
-  options.top_weights = span_if_given(o.top_weights, places);
-  options.column_sums =
+  call.outputs.top_keys = span_if_given(o.top_keys, places);
+  call.outputs.top_weights = span_if_given(o.top_weights, places);
+  call.outputs.column_sums =
       span_if_given(o.column_sums, static_cast<std::size_t>(shape.batch * shape.heads * shape.keys));
-  options.tile_counts = reinterpret_cast<whet::TileCounts*>(o.tile_counts);
-  options.workspace = span_if_given(static_cast<std::byte*>(o.workspace), o.workspace_bytes);
+  call.outputs.tile_counts = reinterpret_cast<whet::TileCounts*>(o.tile_counts);
+  call.execution.workspace = span_if_given(static_cast<std::byte*>(o.workspace), o.workspace_bytes);
 }
 
 AttentionCall attention_call(const whet_view* q, const whet_view* k, const whet_view* v,
                              const whet_attention_options& o) {
-  AttentionCall call{
-      .q = view_of(q, "q"), .k = view_of(k, "k"), .v = view_of(v, "v"), .head_rules = {}, .options = {}};
+  AttentionCall call{.q = view_of(q, "q"),
+                     .k = view_of(k, "k"),
+                     .v = view_of(v, "v"),
+                     .head_rules = {},
+                     .options = {},
+                     .outputs = {},
+                     .execution = {}};
   const whet::core::AttentionShape shape = whet::core::attention_shape_job(call.q, call.k, call.v, {}).shape;
   if (o.head_rules != nullptr) {
     for (std::int64_t i = 0; i < shape.heads; ++i) call.head_rules.push_back(from_c(o.head_rules[i]));
@@ -205,11 +214,11 @@ AttentionCall attention_call(const whet_view* q, const whet_view* k, const whet_
   options.align = o.align_end != 0 ? whet::Align::end : whet::Align::start;
   options.window_left = o.window_left;
   options.window_right = o.window_right;
-  options.weights = view_if_given(o.weights, "weights");
-  options.top_k = o.top_k;
+  call.outputs.weights = view_if_given(o.weights, "weights");
+  call.outputs.top_k = o.top_k;
   options.skip_epsilon = o.skip_epsilon;
-  options.threads = o.threads;
-  set_arrays(o, shape, options);
+  call.execution.threads = o.threads;
+  set_arrays(o, shape, call);
   return call;
 }
 
@@ -246,15 +255,19 @@ whet_status whet_rule_parse(const char* name, whet_rule* rule) {
 
 whet_status whet_softmax(const whet_view* in, const whet_view* out, const whet_options* options) {
   return guarded([&] {
+    const whet_options o = options_of(options);
     const whet::ConstView from = view_of(in, "in");
-    whet::softmax(from, view_of(out, "out"), softmax_options(from, options_of(options)));
+    whet::softmax(from, view_of(out, "out"), softmax_options(from, o), {.stats = stats_of(from, o)},
+                  {.threads = o.threads});
   });
 }
 
 whet_status whet_sharpen(const whet_view* in, const whet_view* out, const whet_options* options) {
   return guarded([&] {
+    const whet_options o = options_of(options);
     const whet::ConstView from = view_of(in, "in");
-    whet::sharpen(from, view_of(out, "out"), softmax_options(from, options_of(options)));
+    whet::sharpen(from, view_of(out, "out"), softmax_options(from, o), {.stats = stats_of(from, o)},
+                  {.threads = o.threads});
   });
 }
 
@@ -263,15 +276,9 @@ whet_status whet_softmax_backward(const whet_view* in, const whet_view* dout, co
   return guarded([&] {
     const whet_options o = options_of(options);
     const whet::ConstView from = view_of(in, "in");
-    const whet::SoftmaxOptions forward = softmax_options(from, o);
-    whet::softmax_backward(from, view_of(dout, "dout"), view_of(din, "din"),
-                           {.rule = forward.rule,
-                            .beta_gradient = beta_gradient(o.hold_beta),
-                            .axis = forward.axis,
-                            .mask = forward.mask,
-                            .lengths = forward.lengths,
-                            .stats = forward.stats,
-                            .threads = forward.threads});
+    whet::softmax_backward(from, view_of(dout, "dout"), view_of(din, "din"), softmax_options(from, o),
+                           {.beta_gradient = beta_gradient(o.hold_beta), .stats = stats_of(from, o)},
+                           {.threads = o.threads});
   });
 }
 
@@ -281,11 +288,10 @@ whet_status whet_states(const whet_view* in, whet_row_state* out, const whet_opt
     const whet::ConstView from = view_of(in, "in");
     const std::size_t rows = rows_of(from, o.axis);
     if (out == nullptr && rows > 0) throw whet::Error("out is null");
-    whet::states(from, std::span(reinterpret_cast<whet::RowState*>(out), rows),
-                 {.axis = o.axis,
-                  .mask = view_if_given(o.mask, "mask"),
-                  .lengths = span_if_given(o.lengths, rows),
-                  .threads = o.threads});
+    whet::states(
+        from, std::span(reinterpret_cast<whet::RowState*>(out), rows),
+        {.axis = o.axis, .mask = view_if_given(o.mask, "mask"), .lengths = span_if_given(o.lengths, rows)},
+        {.threads = o.threads});
   });
 }
 
@@ -297,7 +303,7 @@ whet_status whet_attention(const whet_view* q, const whet_view* k, const whet_vi
                            const whet_attention_options* options) {
   return guarded([&] {
     const AttentionCall call = attention_call(q, k, v, options_of(options));
-    whet::attention(call.q, call.k, call.v, view_of(out, "out"), call.options);
+    whet::attention(call.q, call.k, call.v, view_of(out, "out"), call.options, call.outputs, call.execution);
   });
 }
 
@@ -306,7 +312,7 @@ whet_status whet_attention_workspace(const whet_view* q, const whet_view* k, con
   return guarded([&] {
     if (bytes == nullptr) throw whet::Error("bytes is null");
     const AttentionCall call = attention_call(q, k, v, options_of(options));
-    *bytes = whet::attention_workspace(call.q, call.k, call.v, call.options);
+    *bytes = whet::attention_workspace(call.q, call.k, call.v, call.options, call.outputs, call.execution);
   });
 }
 
@@ -316,8 +322,9 @@ whet_status whet_attention_backward(const whet_view* q, const whet_view* k, cons
   return guarded([&] {
     const whet_attention_options o = options_of(options);
     const AttentionCall call = attention_call(q, k, v, o);
-    whet::attention_backward(call.q, call.k, call.v, view_of(dout, "dout"), gradients_of(gradients),
-                             call.options, beta_gradient(o.hold_beta));
+    whet::attention_backward(
+        call.q, call.k, call.v, view_of(dout, "dout"), gradients_of(gradients), call.options,
+        {.beta_gradient = beta_gradient(o.hold_beta), .stats = call.outputs.stats}, call.execution);
   });
 }
 
@@ -327,8 +334,8 @@ whet_status whet_attention_backward_workspace(const whet_view* q, const whet_vie
   return guarded([&] {
     if (bytes == nullptr) throw whet::Error("bytes is null");
     const AttentionCall call = attention_call(q, k, v, options_of(options));
-    *bytes =
-        whet::attention_backward_workspace(call.q, call.k, call.v, gradients_of(gradients), call.options);
+    *bytes = whet::attention_backward_workspace(call.q, call.k, call.v, gradients_of(gradients), call.options,
+                                                {}, call.execution);
   });
 }
 

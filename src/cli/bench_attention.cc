@@ -51,14 +51,12 @@ std::string Shape::text() const {
 
 struct Problem {
   explicit Problem(const Shape& given);
-  AttentionOptions options(const Rule& rule, int threads) const {
-    return {.rule = rule, .causal = shape.causal, .threads = threads};
-  }
+  AttentionOptions options(const Rule& rule) const { return {.rule = rule, .causal = shape.causal}; }
   Dims query_sizes() const { return {1, shape.heads, shape.queries, shape.size}; }
   Dims key_sizes() const { return {1, shape.key_heads, shape.keys, shape.size}; }
-  void run(const AttentionOptions& given) {
+  void run(const Rule& rule, const AttentionOutputs& outputs, int threads) {
     attention({q.data(), query_sizes()}, {k.data(), key_sizes()}, {v.data(), key_sizes()},
-              {out.data(), query_sizes()}, given);
+              {out.data(), query_sizes()}, options(rule), outputs, {.threads = threads});
   }
 
   Shape shape;
@@ -129,9 +127,7 @@ PlainRow plain_row(const Problem& problem, std::int64_t head, std::int64_t query
 // moves a logit x by a few 2^-24 |x|, and a weight by beta times that.
 void verify(Problem& problem, const Rule& rule) {
   const Shape& s = problem.shape;
-  AttentionOptions options = problem.options(rule, 0);
-  options.stats = problem.stats;
-  problem.run(options);
+  problem.run(rule, {.stats = problem.stats}, 0);
   for (const std::int64_t head : {std::int64_t{0}, s.heads - 1}) {
     for (const std::int64_t query : {std::int64_t{0}, s.queries / 2, s.queries - 1}) {
       const std::int64_t row = head * s.queries + query;
@@ -174,8 +170,7 @@ std::vector<Worker> timed(std::vector<Worker> workers) {
 }
 
 Worker rule_worker(Problem& problem, const Rule& rule, int threads, double work) {
-  return {{rule.name(), [&problem, options = problem.options(rule, threads)] { problem.run(options); }},
-          work};
+  return {{rule.name(), [&problem, rule, threads] { problem.run(rule, {}, threads); }}, work};
 }
 
 std::vector<Worker> time_shape(Problem& problem, int threads) {
@@ -211,9 +206,10 @@ std::vector<Worker> time_decode(Problem& problem, int threads) {
   }
   const std::vector<bf16> q = to_bf16(problem.q), k = to_bf16(problem.k), v = to_bf16(problem.v);
   std::vector<bf16> out(q.size());
-  const auto half = [&, options = problem.options(Rule::paper(), threads)] {
+  const auto half = [&, options = problem.options(Rule::paper())] {
     attention({q.data(), problem.query_sizes()}, {k.data(), problem.key_sizes()},
-              {v.data(), problem.key_sizes()}, {out.data(), problem.query_sizes()}, options);
+              {v.data(), problem.key_sizes()}, {out.data(), problem.query_sizes()}, options, {},
+              {.threads = threads});
   };
   workers.push_back({{"paper, bf16", half}, bytes / 2});
   return timed(std::move(workers));

@@ -48,8 +48,8 @@ void plain_row(const float* x, std::int64_t n, double beta, double* w) {
 void verify(const Shape& shape, const std::vector<float>& x, const Rule& rule) {
   std::vector<float> w(x.size());
   std::vector<RowStats> stats(static_cast<std::size_t>(shape.rows));
-  softmax({x.data(), {shape.rows, shape.keys}}, {w.data(), {shape.rows, shape.keys}},
-          {.rule = rule, .stats = stats});
+  softmax({x.data(), {shape.rows, shape.keys}}, {w.data(), {shape.rows, shape.keys}}, {.rule = rule},
+          {.stats = stats});
   std::vector<double> expected(static_cast<std::size_t>(shape.keys));
   for (const std::int64_t row : {std::int64_t{0}, shape.rows / 2, shape.rows - 1}) {
     const float* logit = x.data() + row * shape.keys;
@@ -72,7 +72,7 @@ std::vector<Contender> contenders_for(const Shape& shape, const std::vector<floa
   const Dims sizes = {shape.rows, shape.keys};
   const auto row_function = [&x, &w, sizes, threads](const Rule& rule) {
     return [&x, &w, sizes, threads, rule] {
-      softmax({x.data(), sizes}, {w.data(), sizes}, {.rule = rule, .threads = threads});
+      softmax({x.data(), sizes}, {w.data(), sizes}, {.rule = rule}, {}, {.threads = threads});
     };
   };
   std::vector<Contender> list;
@@ -81,12 +81,12 @@ std::vector<Contender> contenders_for(const Shape& shape, const std::vector<floa
   list.push_back({"paper", row_function(Rule::paper())});
   list.push_back({"target-entropy:1", row_function(Rule::target_entropy(1))});
   list.push_back({"paper + stats", [&x, &w, &stats, sizes, threads] {
-                    softmax({x.data(), sizes}, {w.data(), sizes},
-                            {.rule = Rule::paper(), .stats = stats, .threads = threads});
+                    softmax({x.data(), sizes}, {w.data(), sizes}, {.rule = Rule::paper()}, {.stats = stats},
+                            {.threads = threads});
                   }});
   list.push_back({"paper backward", [&x, &w, &stats, sizes, threads] {
                     softmax_backward({x.data(), sizes}, {x.data(), sizes}, {w.data(), sizes},
-                                     {.rule = Rule::paper(), .stats = stats, .threads = threads});
+                                     {.rule = Rule::paper()}, {.stats = stats}, {.threads = threads});
                   }});
   return list;
 }

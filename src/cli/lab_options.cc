@@ -11,6 +11,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
+#include "cli/rules.h"
 #include "files/text.h"
 #include "lab/run.h"
 
@@ -134,7 +135,7 @@ lab::Recipe RecipeOptions::recipe() const {
   if (l2_biases) recipe.l2_biases = *l2_biases;
   if (zoom) recipe.sets.zoom = *zoom;
   if (zoom_warmup) recipe.zoom_warmup = *zoom_warmup;
-  if (!rule.empty()) recipe.normalizer.rule = Rule::parse(rule);
+  if (!rule.empty()) recipe.normalizer.rule = rule_named(rule);
   check(recipe);
   return recipe;
 }
@@ -179,7 +180,7 @@ lab::StudyOptions EvaluationFlags::options() const {
   }
   options.precision = precision == "f64" ? lab::Precision::f64 : lab::Precision::f32;
   for (const std::string& rule : rules) {
-    options.extra.push_back({files::escaped(rule), {.rule = Rule::parse(rule)}});
+    options.extra.push_back({files::escaped(rule), {.rule = rule_named(rule)}});
   }
   return options;
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "cli/commands.h"
+#include "cli/rules.h"
 #include "files/file.h"
 #include "files/npy.h"
 
@@ -20,7 +21,8 @@ namespace {
 
 using namespace files;  // NOLINT(google-build-using-namespace): .npy arrays are this file's subject
 
-using RowFunction = void (*)(ConstView in, View out, const SoftmaxOptions& options);
+using RowFunction = void (*)(ConstView in, View out, const SoftmaxOptions& options,
+                             const SoftmaxOutputs& outputs, const Execution& execution);
 
 struct Arguments {
   std::string in, out, stats, mask, lengths;
@@ -140,9 +142,8 @@ void write_outputs(const Arguments& arguments, const NpyArray& out, const std::v
 
 void run(const Arguments& arguments, RowFunction function) {
   SoftmaxOptions options;
-  options.rule = Rule::parse(arguments.rule);
+  options.rule = rule_named(arguments.rule);
   options.axis = arguments.axis;
-  options.threads = arguments.threads;
   check_paths(arguments);
   NpyArray in = read_rows(arguments);
   const std::vector<std::int64_t> outer = row_sizes(in.sizes(), arguments.axis);
@@ -157,13 +158,12 @@ void run(const Arguments& arguments, RowFunction function) {
   if (!arguments.lengths.empty()) lengths = read_lengths(arguments.lengths, outer);
   options.lengths = lengths;
   std::vector<RowStats> stats(arguments.stats.empty() ? 0 : static_cast<std::size_t>(rows));
-  options.stats = stats;
 
   // Files are written last axis fastest: rows that lie so already are computed where they are.
   std::optional<NpyArray> reordered;
   if (!in.is_contiguous()) reordered.emplace(in.type(), in.sizes());
   NpyArray& out = reordered ? *reordered : in;
-  function(in.view(), out.view(), options);
+  function(in.view(), out.view(), options, {.stats = stats}, {.threads = arguments.threads});
   write_outputs(arguments, out, stats, outer);
 }
 

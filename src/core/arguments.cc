@@ -51,6 +51,14 @@ std::string text(double value) {
   return std::string(buffer, std::to_chars(buffer, buffer + sizeof buffer, value).ptr);
 }
 
+std::optional<double> number(std::string_view text) {
+  double value = 0;
+  const char* last = text.data() + text.size();
+  const auto [end, error] = std::from_chars(text.data(), last, value);
+  if (text.empty() || error != std::errc() || end != last) return std::nullopt;
+  return value;
+}
+
 [[noreturn]] void fail(const char* name, const std::string& what) {
   throw Error(std::string(name) + ": " + what);
 }

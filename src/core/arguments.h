@@ -7,8 +7,10 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 
 namespace whet::core {
 
@@ -16,7 +18,8 @@ std::int64_t element_bytes(DType dtype);
 
 std::string text(const Dims& dims);
 const char* text(DType dtype);
-std::string text(double value);  // the shortest that reads back the same
+std::string text(double value);                       // the shortest that reads back the same
+std::optional<double> number(std::string_view text);  // all of it a number, or nullopt
 
 [[noreturn]] void fail(const char* name, const std::string& what);
 

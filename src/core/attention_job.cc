@@ -11,7 +11,7 @@ namespace whet::core {
 
 namespace {
 
-// Rows times keys. No call that large ends, and below it no sum of places and windows overflows.
+// Rows times keys. No call that large ends, and below it no sum of positions and windows overflows.
 constexpr std::int64_t kMaxLogits = std::int64_t{1} << 60;
 
 std::int64_t at_least_one(std::int64_t size) { return std::max<std::int64_t>(size, 1); }
@@ -97,8 +97,8 @@ void check_lengths(const AttentionJob& job) {
   const AttentionShape& s = job.shape;
   if (lengths.size() != static_cast<std::size_t>(s.batch) &&
       lengths.size() != static_cast<std::size_t>(s.rows())) {
-    fail("lengths", std::to_string(lengths.size()) + " given, must be one a batch entry, " +
-                        std::to_string(s.batch) + ", or one a row, " + std::to_string(s.rows()));
+    fail("lengths", std::to_string(lengths.size()) + " given, must be one per batch entry, " +
+                        std::to_string(s.batch) + ", or one per row, " + std::to_string(s.rows()));
   }
   for (std::size_t i = 0; i < lengths.size(); ++i) {
     if (lengths[i] >= 0 && lengths[i] <= job.shard.all_keys) continue;
@@ -133,13 +133,13 @@ void check_packed(const AttentionJob& job) {
   check_starts(o.key_starts, job.shape.keys, "key_starts");
 }
 
-// The weights that are wanted: rows that exist, and a place for them.
-void place_weights(AttentionJob& job, Data data) {
-  const AttentionOptions& o = job.options;
+// weight_rows must exist, and weights hold them.
+void check_weights(AttentionJob& job, Data data) {
+  const AttentionOutputs& o = job.outputs;
   const AttentionShape& s = job.shape;
-  const auto wanted = static_cast<std::int64_t>(o.weight_rows.size());
-  if (wanted > 0 && !is_given(o.weights)) {
-    fail("weights", "not given, must be a place for " + std::to_string(wanted) + " weight_rows");
+  const auto count = static_cast<std::int64_t>(o.weight_rows.size());
+  if (count > 0 && !is_given(o.weights)) {
+    fail("weights", "not given, must hold " + std::to_string(count) + " weight_rows");
   }
   for (std::size_t i = 0; i < o.weight_rows.size(); ++i) {
     const RowIndex& r = o.weight_rows[i];
@@ -148,54 +148,33 @@ void place_weights(AttentionJob& job, Data data) {
     fail("weight_rows", "number " + std::to_string(i) + " is " + text({r.batch, r.head, r.query}) +
                             ", must be below (B, H, N) = " + text({s.batch, s.heads, s.queries}));
   }
-  job.weights = grid_if_given(o.weights, written(like_weights(s, wanted)), data);
+  job.weights = grid_if_given(o.weights, written(like_weights(s, count)), data);
 }
 
 void check_top(const AttentionJob& job) {
-  const AttentionOptions& o = job.options;
-  std::int64_t places = 0;
+  const AttentionOutputs& o = job.outputs;
+  std::int64_t elements = 0;
   if (o.top_k < 0) fail("top_k", "is " + std::to_string(o.top_k) + ", must be 0 or more");
-  if (__builtin_mul_overflow(at_least_one(job.shape.rows()), o.top_k, &places)) {
+  if (__builtin_mul_overflow(at_least_one(job.shape.rows()), o.top_k, &elements)) {
     fail("top_k", "is " + std::to_string(o.top_k) + ", which times the rows doesn't fit 64 bits");
   }
-  places = job.shape.rows() * o.top_k;
-  check_count(o.top_keys.size(), places, "top_keys", "rows * top_k");
-  check_count(o.top_weights.size(), places, "top_weights", "rows * top_k");
+  elements = job.shape.rows() * o.top_k;
+  check_count(o.top_keys.size(), elements, "top_keys", "rows * top_k");
+  check_count(o.top_weights.size(), elements, "top_weights", "rows * top_k");
 }
 
-void check_stats(const AttentionJob& job) {
-  if (!job.options.stats.empty()) {
-    check_count(job.options.stats.size(), job.shape.rows(), "stats", "one a row");
-  }
+void check_stats(const AttentionShape& s, std::span<const RowStats> stats) {
+  if (!stats.empty()) check_count(stats.size(), s.rows(), "stats", "one per row");
 }
 
-// What a forward call may be asked for beside its output.
-void place_wanted(AttentionJob& job, Data data) {
+void check_outputs(AttentionJob& job, Data data) {
   const AttentionShape& s = job.shape;
-  check_stats(job);
-  place_weights(job, data);
+  check_stats(s, job.outputs.stats);
+  check_weights(job, data);
   check_top(job);
-  if (!job.options.column_sums.empty()) {
-    check_count(job.options.column_sums.size(), s.batch * s.heads * s.keys, "column_sums", "B * H * M");
+  if (!job.outputs.column_sums.empty()) {
+    check_count(job.outputs.column_sums.size(), s.batch * s.heads * s.keys, "column_sums", "B * H * M");
   }
-}
-
-void refuse_wanted(const AttentionOptions& o) {
-  const auto refuse = [](bool given, const char* name) {
-    if (given) fail(name, "given, must not be in backward");
-  };
-  refuse(!o.weight_rows.empty(), "weight_rows");
-  refuse(is_given(o.weights), "weights");
-  refuse(o.top_k != 0, "top_k");
-  refuse(!o.top_keys.empty(), "top_keys");
-  refuse(!o.top_weights.empty(), "top_weights");
-  refuse(!o.column_sums.empty(), "column_sums");
-  refuse(o.tile_counts != nullptr, "tile_counts");
-}
-
-// Backward reads stats, forward writes them.
-std::span<RowStats> stats_if(bool here, const AttentionJob& job) {
-  return here ? job.options.stats : std::span<RowStats>();
 }
 
 auto read_by(const AttentionJob& job) {
@@ -208,16 +187,16 @@ auto read_by(const AttentionJob& job) {
                                 {job.bias, "bias"},
                                 {job.mask, "mask"},
                                 {job.sinks, "sinks"},
-                                {stats_if(job.dout.given, job), "stats"},
+                                {job.saved_stats, "stats"},
                                 {o.head_rules, "head_rules"},
                                 {o.lengths, "lengths"},
                                 {o.query_starts, "query_starts"},
                                 {o.key_starts, "key_starts"},
-                                {o.weight_rows, "weight_rows"}});
+                                {job.outputs.weight_rows, "weight_rows"}});
 }
 
 auto written_by(const AttentionJob& job) {
-  const AttentionOptions& o = job.options;
+  const AttentionOutputs& o = job.outputs;
   const std::span<TileCounts> counts(o.tile_counts, o.tile_counts == nullptr ? 0 : 1);
   return std::to_array<Extent>({{job.out, "out"},
                                 {job.weights, "weights"},
@@ -226,12 +205,12 @@ auto written_by(const AttentionJob& job) {
                                 {job.dv, "dv"},
                                 {job.dbias, "dbias"},
                                 {job.dsinks, "dsinks"},
-                                {stats_if(!job.dout.given, job), "stats"},
+                                {o.stats, "stats"},
                                 {o.top_keys, "top_keys"},
                                 {o.top_weights, "top_weights"},
                                 {o.column_sums, "column_sums"},
                                 {counts, "tile_counts"},
-                                {o.workspace, "workspace"}});
+                                {job.execution.workspace, "workspace"}});
 }
 
 void check_all_apart(const AttentionJob& job) {
@@ -245,10 +224,11 @@ void check_all_apart(const AttentionJob& job) {
 
 // What forward, backward and shards have in common: all that is read but v and dout.
 AttentionJob common_job(const ConstView& q, const ConstView& k, const Shard* shard,
-                        const AttentionOptions& options, Data data) {
+                        const AttentionOptions& options, const Execution& execution, Data data) {
   AttentionJob job;
   job.shape = shape_of(q, k);
   job.options = options;
+  job.execution = execution;
   const AttentionShape& s = job.shape;
   job.q = grid(q, like_q(s, "q"), data);
   job.k = grid(k, like_k(s, "k"), data);
@@ -264,7 +244,7 @@ AttentionJob common_job(const ConstView& q, const ConstView& k, const Shard* sha
   check_softcap(options.softcap, s.wide());
   job.scale = options.scale.value_or(1 / std::sqrt(static_cast<double>(s.key_size)));
   if (!options.head_rules.empty()) {
-    check_count(options.head_rules.size(), s.heads, "head_rules", "one a query head");
+    check_count(options.head_rules.size(), s.heads, "head_rules", "one per query head");
   }
   check_packed(job);
   check_lengths(job);
@@ -282,19 +262,23 @@ void add_values(AttentionJob& job, const ConstView& v, Data data) {
 }
 
 AttentionJob forward_job(const ConstView& q, const ConstView& k, const ConstView& v,
-                         const AttentionOptions& options, Data data) {
-  AttentionJob job = common_job(q, k, nullptr, options, data);
+                         const AttentionOptions& options, const AttentionOutputs& outputs,
+                         const Execution& execution, Data data) {
+  AttentionJob job = common_job(q, k, nullptr, options, execution, data);
   add_values(job, v, data);
-  place_wanted(job, data);
+  job.outputs = outputs;
+  check_outputs(job, data);
   return job;
 }
 
 AttentionJob backward_job(const ConstView& q, const ConstView& k, const ConstView& v,
-                          const AttentionGradients& gradients, const AttentionOptions& options, Data data) {
-  AttentionJob job = common_job(q, k, nullptr, options, data);
+                          const AttentionGradients& gradients, const AttentionOptions& options,
+                          const AttentionBackwardOptions& backward, const Execution& execution, Data data) {
+  AttentionJob job = common_job(q, k, nullptr, options, execution, data);
   add_values(job, v, data);
-  refuse_wanted(options);
-  check_stats(job);
+  job.through_rule = backward.beta_gradient == BetaGradient::through_rule;
+  job.saved_stats = backward.stats;
+  check_stats(job.shape, job.saved_stats);
 
   const AttentionShape& s = job.shape;
   job.dq = grid_if_given(gradients.dq, written(like_q(s, "dq")), data);
@@ -313,22 +297,6 @@ AttentionJob backward_job(const ConstView& q, const ConstView& k, const ConstVie
     job.dsinks = grid(gradients.dsinks, written(like_dsinks(s, job.sinks)), data);
   }
   return job;
-}
-
-// The options of a whole call that mean something for a shard of it.
-AttentionOptions shard_options(AttentionOptions options) {
-  options.rule = {};
-  options.head_rules = {};
-  options.stats = {};
-  options.weight_rows = {};
-  options.weights = {};
-  options.top_k = 0;
-  options.top_keys = {};
-  options.top_weights = {};
-  options.column_sums = {};
-  options.tile_counts = nullptr;
-  options.workspace = {};
-  return options;
 }
 
 void check_shard(const Shard& shard, const ConstView& k, const AttentionOptions& options) {
@@ -377,17 +345,17 @@ Sequence AttentionJob::sequence(std::int64_t index) const {
 }
 
 KeyRange AttentionJob::visible(const Sequence& sequence, std::int64_t head, std::int64_t query) const {
-  // Places among the keys of the whole sequence.
+  // Positions among the keys of the whole sequence.
   const std::int64_t all = all_keys_of(*this, sequence);
   const std::int64_t from_end = options.align == Align::end ? all - sequence.queries : 0;
-  const std::int64_t place = query - sequence.first_query + from_end;
+  const std::int64_t position = query - sequence.first_query + from_end;
   std::int64_t begin = 0, end = all;
   if (!options.lengths.empty() && !lengths_of_entries(*this)) {
     end = options.lengths[static_cast<std::size_t>(row(sequence.batch, head, query))];
   }
-  if (options.causal) end = std::min(end, place + 1);
-  if (options.window_right >= 0) end = std::min(end, place + options.window_right + 1);
-  if (options.window_left >= 0) begin = std::max(begin, place - options.window_left);
+  if (options.causal) end = std::min(end, position + 1);
+  if (options.window_right >= 0) end = std::min(end, position + options.window_right + 1);
+  if (options.window_left >= 0) begin = std::max(begin, position - options.window_left);
 
   // The same in k.
   const std::int64_t shift = sequence.first_key - shard.first_key;
@@ -396,37 +364,43 @@ KeyRange AttentionJob::visible(const Sequence& sequence, std::int64_t head, std:
   return {begin, std::clamp(end + shift, begin, last)};
 }
 
-AttentionJob attention_job(ConstView q, ConstView k, ConstView v, View out, const AttentionOptions& options) {
-  AttentionJob job = forward_job(q, k, v, options, Data::read);
+AttentionJob attention_job(ConstView q, ConstView k, ConstView v, View out, const AttentionOptions& options,
+                           const AttentionOutputs& outputs, const Execution& execution) {
+  AttentionJob job = forward_job(q, k, v, options, outputs, execution, Data::read);
   job.out = grid(out, written(like_out(job.shape, "out", job.shape.dtype)), Data::read);
   check_all_apart(job);
   return job;
 }
 
-AttentionJob attention_shape_job(ConstView q, ConstView k, ConstView v, const AttentionOptions& options) {
-  return forward_job(q, k, v, options, Data::not_read);
+AttentionJob attention_shape_job(ConstView q, ConstView k, ConstView v, const AttentionOptions& options,
+                                 const AttentionOutputs& outputs, const Execution& execution) {
+  return forward_job(q, k, v, options, outputs, execution, Data::not_read);
 }
 
 AttentionJob attention_backward_job(ConstView q, ConstView k, ConstView v, ConstView dout,
                                     const AttentionGradients& gradients, const AttentionOptions& options,
-                                    BetaGradient beta_gradient) {
-  AttentionJob job = backward_job(q, k, v, gradients, options, Data::read);
+                                    const AttentionBackwardOptions& backward, const Execution& execution) {
+  AttentionJob job = backward_job(q, k, v, gradients, options, backward, execution, Data::read);
   job.dout = grid(dout, like_out(job.shape, "dout", job.shape.dtype), Data::read);
-  job.through_rule = beta_gradient == BetaGradient::through_rule;
   check_all_apart(job);
   return job;
 }
 
 AttentionJob attention_backward_shape_job(ConstView q, ConstView k, ConstView v,
                                           const AttentionGradients& gradients,
-                                          const AttentionOptions& options) {
-  return backward_job(q, k, v, gradients, options, Data::not_read);
+                                          const AttentionOptions& options,
+                                          const AttentionBackwardOptions& backward,
+                                          const Execution& execution) {
+  return backward_job(q, k, v, gradients, options, backward, execution, Data::not_read);
 }
 
 AttentionJob shard_job(ConstView q, ConstView k, ConstView v, View out, const Shard& shard,
-                       const AttentionOptions& options) {
+                       const AttentionOptions& options, const Execution& execution) {
   check_shard(shard, k, options);
-  AttentionJob job = common_job(q, k, &shard, shard_options(options), Data::read);
+  AttentionOptions used = options;
+  used.rule = {};
+  used.head_rules = {};
+  AttentionJob job = common_job(q, k, &shard, used, {.threads = execution.threads}, Data::read);
   if (is_given(v) || is_given(out)) {
     add_values(job, v, Data::read);
     job.out = grid(out, written(like_out(job.shape, "out", arithmetic(job.shape))), Data::read);

@@ -65,16 +65,19 @@ struct AttentionShape {
 // Everything a kernel reads. Spans and pointers are the caller's.
 struct AttentionJob {
   AttentionShape shape;
-  AttentionOptions options;  // as given; windows limited so that sums of places don't overflow
+  AttentionOptions options;  // as given; windows limited so that sums of positions don't overflow
+  AttentionOutputs outputs;
+  Execution execution;
   double scale = 1;
   Shard shard;  // {0, M} unless a shard
   Grid q, k, v, out;
   Grid query_scale;                      // strides (B, H, N, -)
   Grid bias, mask;                       // strides (B, H, N, M)
   Grid sinks;                            // strides (-, H, -, -)
-  Grid weights;                          // strides (row wanted, -, -, M)
+  Grid weights;                          // strides (number of the weight_row, -, -, M)
   Grid dout, dq, dk, dv, dbias, dsinks;  // backward only
   bool through_rule = true;
+  std::span<const RowStats> saved_stats;  // what forward wrote, or empty
 
   const Rule& rule(std::int64_t head) const {
     return options.head_rules.empty() ? options.rule : options.head_rules[static_cast<std::size_t>(head)];
@@ -94,22 +97,27 @@ struct AttentionJob {
 };
 
 // The job of a forward call. Throws whet::Error naming the argument.
-AttentionJob attention_job(ConstView q, ConstView k, ConstView v, View out, const AttentionOptions& options);
+AttentionJob attention_job(ConstView q, ConstView k, ConstView v, View out, const AttentionOptions& options,
+                           const AttentionOutputs& outputs = {}, const Execution& execution = {});
 
 // The same without `out`, and with data of no view looked at: for workspace queries.
-AttentionJob attention_shape_job(ConstView q, ConstView k, ConstView v, const AttentionOptions& options);
+AttentionJob attention_shape_job(ConstView q, ConstView k, ConstView v, const AttentionOptions& options,
+                                 const AttentionOutputs& outputs = {}, const Execution& execution = {});
 
 AttentionJob attention_backward_job(ConstView q, ConstView k, ConstView v, ConstView dout,
                                     const AttentionGradients& gradients, const AttentionOptions& options,
-                                    BetaGradient beta_gradient);
+                                    const AttentionBackwardOptions& backward = {},
+                                    const Execution& execution = {});
 AttentionJob attention_backward_shape_job(ConstView q, ConstView k, ConstView v,
                                           const AttentionGradients& gradients,
-                                          const AttentionOptions& options);
+                                          const AttentionOptions& options,
+                                          const AttentionBackwardOptions& backward = {},
+                                          const Execution& execution = {});
 
 // The job of one shard; v and out empty for states and sums (value_size 0 then). `out`, if given, is in the
-// type of the arithmetic.
+// type of the arithmetic. Rules and workspace are left out.
 AttentionJob shard_job(ConstView q, ConstView k, ConstView v, View out, const Shard& shard,
-                       const AttentionOptions& options);
+                       const AttentionOptions& options, const Execution& execution = {});
 
 // Error if what a shard call writes beside `out` overlaps what the job reads or writes.
 void check_apart(const AttentionJob& job, const Extent& written);

@@ -34,11 +34,11 @@ struct Scene {
 // Key `key` of a sequence of `queries` queries and `keys` keys, for its query `query`, word for word.
 bool sees(const AttentionOptions& o, std::int64_t queries, std::int64_t keys, std::int64_t query,
           std::int64_t key) {
-  const std::int64_t place = o.align == Align::end ? query + keys - queries : query;
+  const std::int64_t position = o.align == Align::end ? query + keys - queries : query;
   if (key >= keys) return false;
-  if (o.causal && key > place) return false;
-  if (o.window_left != -1 && place - key > o.window_left) return false;
-  if (o.window_right != -1 && key - place > o.window_right) return false;
+  if (o.causal && key > position) return false;
+  if (o.window_left != -1 && position - key > o.window_left) return false;
+  if (o.window_right != -1 && key - position > o.window_right) return false;
   return true;
 }
 
@@ -184,8 +184,9 @@ struct Call {
   ConstView v{v_data.data(), {2, 3, 5, 7}};
   View out{out_data.data(), {2, 6, 4, 7}};
   AttentionOptions options{};
+  AttentionOutputs outputs{};
 
-  AttentionJob job() const { return attention_job(q, k, v, out, options); }
+  AttentionJob job() const { return attention_job(q, k, v, out, options, outputs); }
 };
 
 TEST(AttentionJob, KnowsItsShape) {
@@ -248,11 +249,11 @@ TEST(AttentionJob, SideArraysRepeatAlongAxesOfSizeOne) {
   EXPECT_EQ(job.bias.end - job.bias.begin, 30 * 4);
 }
 
-TEST(AttentionJob, PlacesWantedWeights) {
+TEST(AttentionJob, AddressesWeights) {
   Call call;
   const RowIndex rows[] = {{0, 0, 0}, {1, 5, 3}};
-  call.options.weight_rows = rows;
-  call.options.weights = View(call.dside_data.data(), {2, 5}, {20, 2});
+  call.outputs.weight_rows = rows;
+  call.outputs.weights = View(call.dside_data.data(), {2, 5}, {20, 2});
   const AttentionJob job = call.job();
   EXPECT_EQ(job.weights.strides, (std::array<std::int64_t, 4>{20, 0, 0, 2}));
 }
@@ -296,7 +297,7 @@ TEST(AttentionJob, GradientsOfRepeatedSidesAreFilledEvenWithoutQueries) {
   const AttentionGradients gradients{.dbias = View(call.dside_data.data(), {1, 6, 1, 5})};
   const AttentionJob job =
       attention_backward_job(ConstView(none, {2, 6, 0, 8}), call.k, call.v, ConstView(none, {2, 6, 0, 7}),
-                             gradients, call.options, BetaGradient::held);
+                             gradients, call.options, {.beta_gradient = BetaGradient::held});
   EXPECT_FALSE(job.dq.given);
   EXPECT_EQ(job.dbias.end - job.dbias.begin, 30 * 4);
   EXPECT_FALSE(job.through_rule);
@@ -324,24 +325,17 @@ TEST(AttentionJob, LimitsWindowsToWhatTheyCanReach) {
   EXPECT_EQ(call.job().options.window_right, 3);
 }
 
-TEST(AttentionJob, ShardsForgetWhatTheyDontUse) {
+TEST(AttentionJob, ShardsUseNeitherRulesNorWorkspace) {
   const Call call;
-  std::vector<RowStats> stats(1);  // of the wrong size, which doesn't matter
-  std::vector<double> sums(1);
-  TileCounts counts;
-  const Rule rules[] = {Rule::paper()};
-  const AttentionOptions options{.rule = Rule::paper(),
-                                 .head_rules = rules,
-                                 .stats = stats,
-                                 .top_k = -3,
-                                 .column_sums = sums,
-                                 .tile_counts = &counts};
-  const AttentionJob job = shard_job(call.q, call.k, {}, {}, {10, 20}, options);
+  const Rule rules[] = {Rule::paper()};  // too few, which doesn't matter
+  std::vector<std::byte> workspace(1);
+  const AttentionOptions options{.rule = Rule::paper(), .head_rules = rules};
+  const AttentionJob job =
+      shard_job(call.q, call.k, {}, {}, {10, 20}, options, {.threads = 3, .workspace = workspace});
   EXPECT_EQ(job.options.rule, Rule::none());
   EXPECT_TRUE(job.options.head_rules.empty());
-  EXPECT_TRUE(job.options.stats.empty());
-  EXPECT_EQ(job.options.top_k, 0);
-  EXPECT_EQ(job.options.tile_counts, nullptr);
+  EXPECT_TRUE(job.execution.workspace.empty());
+  EXPECT_EQ(job.execution.threads, 3);
   EXPECT_EQ(job.shape.value_size, 0);
   EXPECT_FALSE(job.v.given);
   EXPECT_FALSE(job.out.given);

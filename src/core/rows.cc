@@ -107,7 +107,7 @@ void Rows::check_lengths(std::span<const std::int64_t> lengths) const {
 
 void Rows::check_per_row(std::size_t given, const char* name) const {
   if (given != static_cast<std::size_t>(count_)) {
-    fail(name, std::to_string(given) + " given, must be one a row, " + std::to_string(count_));
+    fail(name, std::to_string(given) + " given, must be one per row, " + std::to_string(count_));
   }
 }
 

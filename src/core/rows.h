@@ -43,7 +43,7 @@ class Rows {
   // A boolean mask whose sizes are those of `in` or 1; an empty view is no mask.
   RowArray mask(const ConstView& view) const;
   void check_lengths(std::span<const std::int64_t> lengths) const;
-  void check_per_row(std::size_t given, const char* name) const;  // one a row
+  void check_per_row(std::size_t given, const char* name) const;  // one per row
 
  private:
   RowArray resolve(const ConstView& view, const char* name, bool broadcast) const;

@@ -6,13 +6,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cmath>
-#include <optional>
 #include <vector>
 
+#include "core/arguments.h"
 #include "core/beta.h"
-#include "core/rule_name.h"
 
 namespace whet {
 
@@ -24,21 +22,10 @@ constexpr std::string_view kPolynomial = "polynomial:";
 
 constexpr std::string_view kNames =
     "none, paper, fixed:B, log-length:N0[,S], ssmax:S, target-entropy:H, target-peak:W, "
-    "polynomial:FILE or polynomial:C4,C3,C2,C1,C0[:gate=G][:hold=H]";
+    "polynomial:C4,C3,C2,C1,C0[:gate=G][:hold=H] and, where files may be named, polynomial:FILE";
 
-// The shortest text that reads back as the same double.
-std::string text(double value) {
-  char buffer[32];
-  const auto end = std::to_chars(buffer, buffer + sizeof buffer, value).ptr;
-  return {buffer, end};
-}
-
-std::optional<double> number(std::string_view s) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(s.data(), s.data() + s.size(), value);
-  if (s.empty() || error != std::errc() || end != s.data() + s.size()) return std::nullopt;
-  return value;
-}
+using core::number;
+using core::text;
 
 std::optional<std::vector<double>> numbers(std::string_view list) {
   std::vector<double> values;
@@ -52,16 +39,19 @@ std::optional<std::vector<double>> numbers(std::string_view list) {
   return values;
 }
 
-[[noreturn]] void fail(std::string_view name, const std::string& why) {
-  throw Error("rule: '" + std::string(name) + "' " + why);
+std::string quoted(std::string_view s) { return "'" + std::string(s) + "'"; }
+
+// `subject`: the quoted name of the rule, or what it was read from.
+[[noreturn]] void fail(const std::string& subject, const std::string& what) {
+  throw Error("rule: " + subject + " " + what);
 }
 
 void require(bool ok, const char* argument, double given, const char* allowed) {
   if (!ok) throw Error(std::string(argument) + " is " + text(given) + ", must be " + allowed);
 }
 
-// Everything after "polynomial:" if it is coefficients; nullopt if it must be a file's name.
-std::optional<Rule> inline_polynomial(std::string_view name, std::string_view body) {
+// The rule of "polynomial:" + body; nullopt if body doesn't begin with coefficients.
+std::optional<Rule> polynomial_of(std::string_view body, const std::string& subject) {
   std::optional<double> gate, hold;
   const auto coefficients = numbers(body.substr(0, body.find(':')));
   if (!coefficients) return std::nullopt;
@@ -70,20 +60,12 @@ std::optional<Rule> inline_polynomial(std::string_view name, std::string_view bo
     const auto value = number(field.substr(std::min(field.size(), field.find('=') + 1)));
     auto& option = field.starts_with("gate=") ? gate : hold;
     if (!value || option || !(field.starts_with("gate=") || field.starts_with("hold="))) {
-      fail(name, "has '" + std::string(field) + "' where gate=G or hold=H is allowed, once each");
+      fail(subject, "has " + quoted(field) + " where gate=G or hold=H is allowed, once each");
     }
     option = value;
   }
   return Rule::polynomial(*coefficients, gate.value_or(0.5),
                           hold.value_or(std::numeric_limits<double>::infinity()));
-}
-
-// The FILE of polynomial:FILE; nullopt if the name is of another kind.
-std::optional<std::string_view> rule_file(std::string_view name) {
-  if (!name.starts_with(kPolynomial)) return std::nullopt;
-  const std::string_view body = name.substr(kPolynomial.size());
-  if (body.empty() || numbers(body.substr(0, body.find(':')))) return std::nullopt;
-  return body;
 }
 
 class Descriptor {
@@ -103,41 +85,23 @@ class Descriptor {
   int number_;
 };
 
-std::string read_rule_file(std::string_view name, const std::string& path) {
-  const std::string file = "names the file '" + path + "', which ";
+std::string read_file(const std::string& path, const std::string& subject) {
   const Descriptor descriptor(path);
   struct stat status {};
-  if (descriptor.get() < 0 || ::fstat(descriptor.get(), &status) != 0) fail(name, file + "can't be read");
-  if (!S_ISREG(status.st_mode)) fail(name, file + "isn't a regular file");
+  if (descriptor.get() < 0 || ::fstat(descriptor.get(), &status) != 0) fail(subject, "can't be read");
+  if (!S_ISREG(status.st_mode)) fail(subject, "isn't a regular file");
   std::string content(kMaxRuleFile + 1, '\0');
   std::size_t size = 0;
   while (size < content.size()) {
     const ssize_t count = ::read(descriptor.get(), content.data() + size, content.size() - size);
     if (count < 0 && errno == EINTR) continue;
-    if (count < 0) fail(name, file + "can't be read");
+    if (count < 0) fail(subject, "can't be read");
     if (count == 0) break;
     size += static_cast<std::size_t>(count);
   }
-  if (size > kMaxRuleFile) fail(name, file + "has more than 65536 bytes");
+  if (size > kMaxRuleFile) fail(subject, "has more than 65536 bytes");
   content.resize(size);
   return content;
-}
-
-Rule polynomial_file(std::string_view name, const std::string& path) {
-  const std::string content = read_rule_file(name, path);
-  std::string_view rest = content;
-  while (!rest.empty()) {
-    const std::size_t end = std::min(rest.find('\n'), rest.size());
-    std::string_view line = rest.substr(0, end);
-    rest.remove_prefix(std::min(end + 1, rest.size()));
-    while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.remove_suffix(1);
-    if (line.empty() || line.front() == '#') continue;
-    if (line.starts_with(kPolynomial)) {
-      if (auto rule = inline_polynomial(name, line.substr(kPolynomial.size()))) return *rule;
-    }
-    break;
-  }
-  fail(name, "names a file without a line polynomial:C4,C3,C2,C1,C0[:gate=G][:hold=H]");
 }
 
 }  // namespace
@@ -205,14 +169,33 @@ Rule Rule::target_peak(double w) {
   return r;
 }
 
-Rule Rule::parse(std::string_view name) {
-  if (const auto path = rule_file(name)) return polynomial_file(name, std::string(*path));
-  return core::parse_inline_rule(name);
+std::optional<std::string> Rule::file_of(std::string_view name) {
+  if (!name.starts_with(kPolynomial)) return std::nullopt;
+  const std::string_view body = name.substr(kPolynomial.size());
+  if (body.empty() || numbers(body.substr(0, body.find(':')))) return std::nullopt;
+  return std::string(body);
 }
 
-Rule core::parse_inline_rule(std::string_view name) {
-  if (rule_file(name)) {
-    fail(name, "names a file, where only polynomial:C4,C3,C2,C1,C0[:gate=G][:hold=H] is allowed");
+Rule Rule::load(const std::string& path) {
+  const std::string subject = "the file " + quoted(path);
+  const std::string content = read_file(path, subject);
+  std::string_view rest = content;
+  while (!rest.empty()) {
+    const std::size_t end = std::min(rest.find('\n'), rest.size());
+    std::string_view line = rest.substr(0, end);
+    rest.remove_prefix(std::min(end + 1, rest.size()));
+    while (!line.empty() && (line.back() == '\r' || line.back() == ' ')) line.remove_suffix(1);
+    if (line.empty() || line.front() == '#') continue;
+    if (!line.starts_with(kPolynomial)) break;
+    if (auto rule = polynomial_of(line.substr(kPolynomial.size()), subject)) return *rule;
+    break;
+  }
+  fail(subject, "has no line polynomial:C4,C3,C2,C1,C0[:gate=G][:hold=H]");
+}
+
+Rule Rule::parse(std::string_view name) {
+  if (file_of(name)) {
+    fail(quoted(name), "names a file, where only polynomial:C4,C3,C2,C1,C0[:gate=G][:hold=H] is allowed");
   }
   if (name == "none") return Rule::none();
   if (name == "paper") return Rule::paper();
@@ -221,7 +204,7 @@ Rule core::parse_inline_rule(std::string_view name) {
   const std::string_view body = colon == name.npos ? "" : name.substr(colon + 1);
 
   if (head == "polynomial" && !body.empty()) {
-    if (auto rule = inline_polynomial(name, body)) return *rule;
+    if (auto rule = polynomial_of(body, quoted(name))) return *rule;
   }
   const auto values = numbers(body);
   if (values && values->size() == 1) {
@@ -235,7 +218,7 @@ Rule core::parse_inline_rule(std::string_view name) {
   if (values && values->size() == 2 && head == "log-length") {
     return Rule::log_length(values->front(), values->back());
   }
-  fail(name, "is not a rule; rules are " + std::string(kNames));
+  fail(quoted(name), "is not a rule; rules are " + std::string(kNames));
 }
 
 std::string Rule::name() const {
@@ -271,7 +254,7 @@ double Rule::polynomial_at(double entropy) const {
 }
 
 double Rule::beta(const RowState& state) const {
-  if (solves()) throw Error("rule: " + name() + " needs the row, not only its state");
+  if (needs_search()) throw Error("rule: " + name() + " needs the row, not only its state");
   if (state.count == 0) return 1;
   if (std::isnan(state.z)) return state.z;
   if (state.count == 1) return 1;

@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "cases.h"
-#include "core/rule_name.h"
 #include "oracle.h"
 
 namespace whet {
@@ -95,7 +94,7 @@ TEST(PaperRule, EqualsThePublishedFormula) {
 TEST(Rules, BetaEqualsTheOracle) {
   Random random(2);
   for (const RuleCase& rule : rule_cases()) {
-    if (rule.rule.solves()) continue;
+    if (rule.rule.needs_search()) continue;
     SCOPED_TRACE(rule.rule.name());
     for (std::size_t n : Sizes{1, 2, 3, 50, 3000}) {
       for (double sd : {0.1, 1.0, 4.0}) {
@@ -110,7 +109,7 @@ TEST(Rules, BetaEqualsTheOracle) {
 
 TEST(Rules, RowsOfNoOrOneKeyHaveBetaOne) {
   for (const RuleCase& rule : rule_cases()) {
-    if (rule.rule.solves()) continue;
+    if (rule.rule.needs_search()) continue;
     EXPECT_EQ(rule.rule.beta({}), 1) << rule.rule.name();
     EXPECT_EQ(rule.rule.slope({}), 0) << rule.rule.name();
     EXPECT_EQ(rule.rule.beta(uniform_state(1)), 1) << rule.rule.name();
@@ -163,7 +162,7 @@ TEST(Rules, BetaStaysWithinItsLimits) {
 
 TEST(Rules, SlopeEqualsFiniteDifferences) {
   for (const RuleCase& rule : rule_cases()) {
-    if (rule.rule.solves()) continue;
+    if (rule.rule.needs_search()) continue;
     SCOPED_TRACE(rule.rule.name());
     for (double h : {0.2, 0.6, 1.0, 2.0, 3.3, 3.9, 4.5, 5.5, 7.0}) {
       const double step = 1e-5;
@@ -174,8 +173,8 @@ TEST(Rules, SlopeEqualsFiniteDifferences) {
 }
 
 TEST(Rules, TargetsNeedTheRowItself) {
-  EXPECT_TRUE(Rule::target_entropy(0.2).solves());
-  EXPECT_TRUE(Rule::target_peak(0.2).solves());
+  EXPECT_TRUE(Rule::target_entropy(0.2).needs_search());
+  EXPECT_TRUE(Rule::target_peak(0.2).needs_search());
   EXPECT_THROW(Rule::target_entropy(0.2).beta(uniform_state(9)), Error);
   EXPECT_THROW(Rule::target_peak(0.2).beta(uniform_state(9)), Error);
 }
@@ -268,12 +267,12 @@ class PolynomialFile : public testing::Test {
 TEST_F(PolynomialFile, HoldsOneLineBesideComments) {
   const std::string path =
       write("# fitted on 16 keys\n# a second comment\npolynomial:0.5,1.25:gate=0.75:hold=3\n");
-  EXPECT_EQ(Rule::parse("polynomial:" + path), Rule::polynomial(std::vector{0.5, 1.25}, 0.75, 3));
+  EXPECT_EQ(Rule::load(path), Rule::polynomial(std::vector{0.5, 1.25}, 0.75, 3));
 }
 
 TEST_F(PolynomialFile, OfARuleByItsOwnName) {
   const Rule rule = Rule::polynomial(std::vector{0.1, -0.7, 2.0 / 3}, 0.4, 2.2);
-  EXPECT_EQ(Rule::parse("polynomial:" + write(rule.name())), rule);
+  EXPECT_EQ(Rule::load(write(rule.name())), rule);
 }
 
 TEST_F(PolynomialFile, ErrorsNameTheFile) {
@@ -281,23 +280,24 @@ TEST_F(PolynomialFile, ErrorsNameTheFile) {
        {"", "# nothing but a comment\n", "polynomial:1,x\n", "paper\n", "polynomial:1,2:gate=\n"}) {
     const std::string path = write(text);
     try {
-      Rule::parse("polynomial:" + path);
+      Rule::load(path);
       ADD_FAILURE() << "accepted: " << text;
     } catch (const Error& error) {
       EXPECT_NE(std::string(error.what()).find(path), std::string::npos) << error.what();
     }
   }
   try {
-    Rule::parse("polynomial:/no/such/file");
+    Rule::load("/no/such/file");
     ADD_FAILURE() << "accepted a file that doesn't exist";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("/no/such/file"), std::string::npos) << error.what();
   }
 }
 
-std::string error_of(const std::string& name, Rule (*parse)(std::string_view)) {
+template <typename Function>
+std::string error_of(const Function& function) {
   try {
-    parse(name);
+    function();
   } catch (const Error& error) {
     return error.what();
   }
@@ -309,24 +309,28 @@ TEST_F(PolynomialFile, IsARegularFileOfBoundedSize) {
   const std::string fifo = write("") + ".fifo";
   ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
   for (const std::string& path : {fifo, std::string("/dev/zero"), testing::TempDir()}) {
-    EXPECT_EQ(error_of("polynomial:" + path, Rule::parse),
-              "rule: 'polynomial:" + path + "' names the file '" + path + "', which isn't a regular file");
+    EXPECT_EQ(error_of([&] { Rule::load(path); }), "rule: the file '" + path + "' isn't a regular file");
   }
   ::unlink(fifo.c_str());
   const std::string large = write("polynomial:1,2\n" + std::string(65536, '#'));
-  EXPECT_EQ(
-      error_of("polynomial:" + large, Rule::parse),
-      "rule: 'polynomial:" + large + "' names the file '" + large + "', which has more than 65536 bytes");
+  EXPECT_EQ(error_of([&] { Rule::load(large); }), "rule: the file '" + large + "' has more than 65536 bytes");
 }
 
-TEST_F(PolynomialFile, IsNotOpenedForNamesFromOthers) {
+TEST_F(PolynomialFile, IsNotOpenedByParse) {
   const std::string path = write("polynomial:1,2\n");
-  EXPECT_EQ(error_of("polynomial:" + path, core::parse_inline_rule),
+  EXPECT_EQ(error_of([&] { Rule::parse("polynomial:" + path); }),
             "rule: 'polynomial:" + path +
                 "' names a file, where only polynomial:C4,C3,C2,C1,C0[:gate=G][:hold=H] is allowed");
-  for (const char* name :
-       {"none", "paper", "fixed:1.5", "log-length:16,0.5", "polynomial:1,2:gate=0.25:hold=3"}) {
-    EXPECT_EQ(core::parse_inline_rule(name), Rule::parse(name));
+}
+
+TEST(RuleNames, FilesDifferFromCoefficients) {
+  EXPECT_EQ(Rule::file_of("polynomial:my.rule"), "my.rule");
+  EXPECT_EQ(Rule::file_of("polynomial:./1,2"), "./1,2");
+  EXPECT_EQ(Rule::file_of("polynomial:1,2 "), "1,2 ");
+  EXPECT_EQ(Rule::file_of("polynomial:a:gate=1"), "a:gate=1");
+  for (const char* name : {"", "paper", "fixed:x", "polynomial", "polynomial:", "polynomial:1,2",
+                           "polynomial:1:gate=x", "Polynomial:file"}) {
+    EXPECT_EQ(Rule::file_of(name), std::nullopt) << name;
   }
 }
 

@@ -117,7 +117,7 @@ Merge checked_merge(std::span<const ConstView> outs, std::span<const std::span<c
                     const View& out) {
   Merge merge{.sizes = out.sizes, .out = place_out(out), .outs = {}, .masses = masses};
   const std::int64_t rows = out.sizes[0] * out.sizes[1] * out.sizes[2];
-  if (outs.empty()) fail("outs", "none given, must be one a shard");
+  if (outs.empty()) fail("outs", "none given, must be one per shard");
   if (masses.size() != outs.size()) {
     fail("masses",
          std::to_string(masses.size()) + " given, must be as many as outs, " + std::to_string(outs.size()));
@@ -134,7 +134,7 @@ Merge checked_merge(std::span<const ConstView> outs, std::span<const std::span<c
                                     core::Data::read));
     if (masses[i].size() != static_cast<std::size_t>(rows)) {
       fail(masses_name.c_str(),
-           std::to_string(masses[i].size()) + " given, must be one a row, " + std::to_string(rows));
+           std::to_string(masses[i].size()) + " given, must be one per row, " + std::to_string(rows));
     }
     core::check_apart({merge.out, "out"}, {merge.outs.back(), outs_name.c_str()});
     core::check_apart({merge.out, "out"}, {masses[i], masses_name.c_str()});
@@ -171,7 +171,7 @@ struct BetaSearch::Search {
 };
 
 BetaSearch::BetaSearch(const Rule& rule, const RowState& merged) {
-  if (!rule.solves()) fail("rule", "is " + rule.name() + ", must be target-entropy or target-peak");
+  if (!rule.needs_search()) fail("rule", "is " + rule.name() + ", must be target-entropy or target-peak");
   const bool broken = merged.count > 0 && std::isnan(merged.z);
   search_ = std::make_unique<Search>(
       Search{.rule = rule, .done = merged.count <= 1 || broken, .beta = broken ? merged.z : 1});

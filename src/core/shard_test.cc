@@ -294,10 +294,10 @@ TEST(MergeOutputs, ErrorsNameTheArgument) {
   };
   EXPECT_EQ(error([](Shards&) {}), "accepted");
   EXPECT_EQ(error([](Shards& s) { s.outs.clear(), s.masses.clear(); }),
-            "outs: none given, must be one a shard");
+            "outs: none given, must be one per shard");
   EXPECT_EQ(error([](Shards& s) { s.masses.pop_back(); }), "masses: 1 given, must be as many as outs, 2");
   EXPECT_EQ(error([](Shards& s) { s.mass_b.pop_back(), s.masses[1] = s.mass_b; }),
-            "masses[1]: 3 given, must be one a row, 4");
+            "masses[1]: 3 given, must be one per row, 4");
   EXPECT_EQ(error([](Shards& s) {
               s.outs[1].sizes = {1, 2, 3, 2};
             }),

@@ -12,7 +12,7 @@
 namespace whet::lab {
 namespace {
 
-constexpr std::size_t kMaxRuleFile = 65536;  // Rule::parse refuses more
+constexpr std::size_t kMaxRuleFile = 65536;  // Rule::load refuses more
 
 // Newton's method takes about ten sweeps. Should it creep, bisection takes over; it needs at most 60 from any
 // bracket of doubles.

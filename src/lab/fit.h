@@ -54,9 +54,9 @@ std::optional<PolynomialFit> fit_if_determined(std::span<const FitPoint> points,
 // The same where nothing is an Error too.
 PolynomialFit fit_polynomial(std::span<const FitPoint> points, int degree = 4);
 
-// Writes what Rule::parse("polynomial:" + path) reads as fit.rule(), bit for bit: the lines of `comment`,
+// Writes what Rule::load(path) reads as fit.rule(), bit for bit: the lines of `comment`,
 // each behind "# ", then the rule's name. The file appears whole or not at all. Error if it would be larger
-// than the 65536 bytes that Rule::parse takes.
+// than the 65536 bytes that Rule::load takes.
 void write_rule_file(const std::string& path, const PolynomialFit& fit, std::string_view comment);
 
 }  // namespace whet::lab

@@ -304,7 +304,7 @@ TEST_F(RuleFile, ReadsBackBitForBit) {
       points[i].best_beta = std::abs(points[i].best_beta + noise[i]);
     const PolynomialFit fit = fit_polynomial(points, 1 + static_cast<int>(seed % 7));
     write_rule_file(path_, fit, "seed " + std::to_string(seed));
-    EXPECT_EQ(Rule::parse("polynomial:" + path_), fit.rule()) << content_of(path_);
+    EXPECT_EQ(Rule::load(path_), fit.rule()) << content_of(path_);
   }
 }
 

@@ -238,9 +238,9 @@ void Head<T>::weigh() {
   for (std::size_t r = 0; r < normalizers_.size(); ++r) {
     T* weights = weights_.data() + static_cast<std::int64_t>(r) * items();
     const std::span<RowStats> stats = std::span(stats_).subspan(r * static_cast<std::size_t>(sets));
-    softmax(
-        ConstView(logits_.data(), {sets, size}), View(weights, {sets, size}),
-        {.rule = normalizers_[r].rule, .stats = stats.first(static_cast<std::size_t>(sets)), .threads = 1});
+    softmax(ConstView(logits_.data(), {sets, size}), View(weights, {sets, size}),
+            {.rule = normalizers_[r].rule}, {.stats = stats.first(static_cast<std::size_t>(sets))},
+            {.threads = 1});
     for (std::int64_t set = 0; normalizers_[r].hard && set < sets; ++set) {
       const T* logits = logits_.data() + set * size;
       std::fill_n(weights + set * size, size, T(0));
@@ -372,8 +372,8 @@ void Head<T>::attend_backward(T* gradients) {
   }
   const Dims sizes{sets, items};
   softmax_backward(ConstView(logits_.data(), sizes), ConstView(dlogits_.data(), sizes),
-                   View(dlogits_.data(), sizes),
-                   {.rule = normalizers_[0].rule, .stats = stats_, .threads = 1});
+                   View(dlogits_.data(), sizes), {.rule = normalizers_[0].rule}, {.stats = stats_},
+                   {.threads = 1});
   for (std::int64_t set = 0; set < sets; ++set) {
     T* dlogits = dlogits_.data() + set * items;
     T sum = 0;

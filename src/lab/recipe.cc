@@ -8,8 +8,6 @@
 #include <numbers>
 #include <utility>
 
-#include "core/rule_name.h"
-
 namespace whet::lab {
 namespace {
 
@@ -156,7 +154,7 @@ Recipe recipe_from_json(const Json& json) {
     recipe.l2_form = parse_l2(value("l2_form").get<std::string>());
     recipe.l2 = value("l2").get<double>();
     recipe.l2_biases = value("l2_biases").get<bool>();
-    recipe.normalizer.rule = core::parse_inline_rule(value("rule").get<std::string>());
+    recipe.normalizer.rule = Rule::parse(value("rule").get<std::string>());
   } catch (const Json::exception&) {
     throw wrong();
   }

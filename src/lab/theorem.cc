@@ -95,13 +95,14 @@ std::vector<double> attend(const TheoremConfig& config, const TheoremLayer& laye
   const auto head_view = [&](const std::vector<double>& y) { return ConstView(y.data(), sizes, strides); };
 
   std::vector<RowStats> single(size(heads * rows)), counted(single.size());
-  AttentionOptions options;
-  options.scale = scale_of(config);
-  options.stats = single;
-  attention(head_view(q), head_view(k), head_view(v), {out.data(), sizes, strides}, options);
+  AttentionOptions options{.scale = scale_of(config)};
+  const auto run = [&](std::span<RowStats> stats) {
+    attention(head_view(q), head_view(k), head_view(v), {out.data(), sizes, strides}, options,
+              {.stats = stats});
+  };
+  run(single);
   options.bias = {log_counts.data(), {1, 1, 1, rows}};
-  options.stats = counted;
-  attention(head_view(q), head_view(k), head_view(v), {out.data(), sizes, strides}, options);
+  run(counted);
 
   for (std::int64_t head = 0; head < heads; ++head) {
     HeadSharpness sharpest{0, 0};

@@ -48,9 +48,7 @@ HeadSharpness plain_head(const TheoremModel& model, const TheoremLayer& layer, c
   for (double& value : q) value *= model.config.beta;
   std::vector<RowStats> stats(x.size());
   const Dims sizes{1, 1, n, depth};
-  AttentionOptions options;
-  options.stats = stats;
-  attention({q.data(), sizes}, {k.data(), sizes}, {v.data(), sizes}, {o.data(), sizes}, options);
+  attention({q.data(), sizes}, {k.data(), sizes}, {v.data(), sizes}, {o.data(), sizes}, {}, {.stats = stats});
   HeadSharpness sharpest{0, 0};
   for (std::int64_t i = 0; i < n; ++i) {
     sharpest.largest_weight = std::max(sharpest.largest_weight, stats[at(i)].peak);

@@ -210,9 +210,9 @@ def test_rule_files_are_regular_and_small(here):
     os.mkfifo("fifo")
     for name in ("fifo", "/dev/zero", "."):
         refused(2, "softmax", "in.npy", "out.npy", "--rule", f"polynomial:{name}",
-                saying=f"names the file '{name}', which isn't a regular file")
+                saying=f"rule: the file '{name}' isn't a regular file")
     (here / "large").write_bytes(bytes(65537))
-    refused(2, "softmax", "in.npy", "out.npy", "--rule", "polynomial:large", saying="which has more than 65536 bytes")
+    refused(2, "softmax", "in.npy", "out.npy", "--rule", "polynomial:large", saying="rule: the file 'large' has more than 65536 bytes")
     assert names(here) == ["fifo", "in.npy", "large"]
 
 

@@ -214,7 +214,7 @@ void expect_outputs(const Drawn& drawn, const oracle::Forward<Real>& exact, cons
 // the one before it, and none that is left out more than the last, unless in a tile that was skipped.
 void expect_top_keys(const oracle::Attention& p, const Asking& call) {
   const std::vector<double> weights = call.weights.values();
-  const std::size_t top = index_of(call.options.top_k);
+  const std::size_t top = index_of(call.outputs.top_k);
   oracle::for_each_row(p, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
     const std::size_t r = p.row(b, h, i);
     const RowStats& stats = call.stats[r];
@@ -293,18 +293,18 @@ GradientBound gradient_bound(const oracle::Attention& p, const oracle::Forward<R
   return {2, static_cast<double>(2 * terms + 32) + 16 * static_cast<double>(moved) / unit<Arithmetic>()};
 }
 
-// Leaves out what isn't asked for, in any combination.
-void drop_some(AttentionOptions& options, Dice& dice) {
-  if (dice.chance(0.3)) options.stats = {};
-  if (dice.chance(0.5)) options.weight_rows = {}, options.weights = {};
-  if (dice.chance(0.5)) options.top_k = 0, options.top_keys = {}, options.top_weights = {};
-  if (dice.chance(0.5)) options.column_sums = {};
-  if (dice.chance(0.5)) options.tile_counts = nullptr;
+// Leaves out optional outputs, in any combination.
+void drop_some(AttentionOutputs& outputs, Dice& dice) {
+  if (dice.chance(0.3)) outputs.stats = {};
+  if (dice.chance(0.5)) outputs.weight_rows = {}, outputs.weights = {};
+  if (dice.chance(0.5)) outputs.top_k = 0, outputs.top_keys = {}, outputs.top_weights = {};
+  if (dice.chance(0.5)) outputs.column_sums = {};
+  if (dice.chance(0.5)) outputs.tile_counts = nullptr;
 }
 
-void use_workspace(AttentionOptions& options, std::vector<std::byte>& workspace, std::size_t bytes) {
+void use_workspace(Execution& execution, std::vector<std::byte>& workspace, std::size_t bytes) {
   workspace.assign(bytes, std::byte{0xFF});
-  options.workspace = workspace;
+  execution.workspace = workspace;
 }
 
 template <typename Arithmetic>
@@ -314,13 +314,14 @@ void check_forward(const Drawn& drawn, const Case& c, Tally& tally) {
   Dice dice(c, 13);
   Asking call(p, drawn.type, dice.between(1, 5), drawn.side, drawn.layouts);
   AttentionOptions& options = call.options;
-  options.threads = drawn.threads;
+  call.execution.threads = drawn.threads;
   if (!drawn.skip) options.skip_epsilon = 0;
   std::vector<std::byte> workspace;
   const auto views = [&] { return std::tuple(call.q.view(), call.k.view(), call.v.view()); };
   if (drawn.workspace) {
     const auto [q, k, v] = views();
-    use_workspace(options, workspace, attention_workspace(q, k, v, options));
+    use_workspace(call.execution, workspace,
+                  attention_workspace(q, k, v, options, call.outputs, call.execution));
   }
   call.forward();
   count(tally, "attention", p.rows(), 2);
@@ -337,9 +338,8 @@ void check_forward(const Drawn& drawn, const Case& c, Tally& tally) {
   expect_column_sums(p, call);
 
   const std::vector<double> out = call.out.values();
-  options.workspace = {};
-  options.threads = drawn.other_threads;
-  drop_some(options, dice);
+  call.execution = {.threads = drawn.other_threads};
+  drop_some(call.outputs, dice);
   call.out.fill(kNaN);
   call.forward();
   EXPECT_TRUE(same_bits(call.out.values(), out)) << drawn.other_threads << " threads, other optional outputs";
@@ -361,7 +361,7 @@ void check_backward(Drawn drawn, const Case& c, Tally& tally) {
   oracle::Attention& p = drawn.p;
   Dice dice(c, 14);
   AttentionCall call(p, drawn.type, drawn.side, drawn.layouts);
-  call.options.threads = drawn.other_threads;
+  call.execution.threads = drawn.other_threads;
   if (!drawn.skip) call.options.skip_epsilon = 0;
   call.forward();
   count(tally, "attention", 0);
@@ -374,18 +374,19 @@ void check_backward(Drawn drawn, const Case& c, Tally& tally) {
   });
   call.dout.set(p.dout.values);
   const bool given = dice.chance(0.7);
-  if (!given) call.options.stats = {};
+  if (!given) call.outputs.stats = {};
   const AttentionGradients wanted = draw_wanted(call, dice);
+  const AttentionBackwardOptions backward_options{.beta_gradient = drawn.mode, .stats = call.outputs.stats};
   std::vector<std::byte> workspace;
   if (drawn.workspace) {
-    use_workspace(
-        call.options, workspace,
-        attention_backward_workspace(call.q.view(), call.k.view(), call.v.view(), wanted, call.options));
+    use_workspace(call.execution, workspace,
+                  attention_backward_workspace(call.q.view(), call.k.view(), call.v.view(), wanted,
+                                               call.options, backward_options, call.execution));
   }
   const auto backward = [&](int threads) {
-    call.options.threads = threads;
+    call.execution.threads = threads;
     attention_backward(call.q.view(), call.k.view(), call.v.view(), call.dout.view(), wanted, call.options,
-                       drawn.mode);
+                       backward_options, call.execution);
     std::vector<double> all;
     for (const Placed* gradient : {&call.dq, &call.dk, &call.dv}) {
       const std::vector<double> values = gradient->values();
@@ -394,7 +395,7 @@ void check_backward(Drawn drawn, const Case& c, Tally& tally) {
     return all;
   };
   const std::vector<double> first = backward(drawn.other_threads);
-  call.options.workspace = {};
+  call.execution.workspace = {};
   EXPECT_TRUE(same_bits(backward(drawn.threads), first)) << drawn.threads << " threads";
   count(tally, "attention_backward", p.rows(), 2);
   ExpectedGradients<Arithmetic>(p, exact, drawn.mode == BetaGradient::through_rule,

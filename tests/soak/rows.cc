@@ -208,7 +208,7 @@ struct Written {
   std::vector<RowStats> stats;
 };
 
-using RowFunction = void (*)(ConstView, View, const SoftmaxOptions&);
+using RowFunction = void (*)(ConstView, View, const SoftmaxOptions&, const SoftmaxOutputs&, const Execution&);
 
 Written run(const Rows& rows, RowFunction function, int threads, bool stats) {
   Placed in(rows.type, rows.in, rows.in_layout), out(rows.type, rows.sizes, rows.out_layout), mask;
@@ -220,9 +220,8 @@ Written run(const Rows& rows, RowFunction function, int threads, bool stats) {
            {.rule = library_rule(rows.rule),
             .axis = static_cast<int>(rows.axis),
             .mask = mask.view(),
-            .lengths = rows.lengths,
-            .stats = written.stats,
-            .threads = threads});
+            .lengths = rows.lengths},
+           {.stats = written.stats}, {.threads = threads});
   EXPECT_TRUE(to.gaps_are_intact());
   written.values = to.values();
   return written;
@@ -426,13 +425,10 @@ void check_states(const Case& c, Tally& tally) {
   Placed in(rows.type, rows.in, rows.in_layout), mask;
   if (rows.mask.given()) mask = Placed(DType::boolean, rows.mask, rows.mask_layout);
   std::vector<RowState> got(index_of(rows.count())), again(got.size());
-  StatesOptions options{.axis = static_cast<int>(rows.axis),
-                        .mask = mask.view(),
-                        .lengths = rows.lengths,
-                        .threads = rows.threads};
-  states(in.view(), got, options);
-  options.threads = rows.other_threads;
-  states(in.view(), again, options);
+  const StatesOptions options{
+      .axis = static_cast<int>(rows.axis), .mask = mask.view(), .lengths = rows.lengths};
+  states(in.view(), got, options, {.threads = rows.threads});
+  states(in.view(), again, options, {.threads = rows.other_threads});
   count(tally, "states", rows.count(), 2);
   for (std::size_t r = 0; r < got.size(); ++r) {
     const auto fields = [](const RowState& s) { return std::array{s.min, s.max, s.z, s.t, s.u}; };
@@ -465,12 +461,12 @@ void check_softmax_backward(const Case& c, Tally& tally) {
     if (rows.mask.given()) mask = Placed(DType::boolean, rows.mask, rows.mask_layout);
     softmax_backward(in.view(), of_out.view(), to.view(),
                      {.rule = library_rule(rows.rule),
-                      .beta_gradient = mode,
                       .axis = static_cast<int>(rows.axis),
                       .mask = mask.view(),
-                      .lengths = rows.lengths,
-                      .stats = given ? std::span<const RowStats>(stats) : std::span<const RowStats>(),
-                      .threads = threads});
+                      .lengths = rows.lengths},
+                     {.beta_gradient = mode,
+                      .stats = given ? std::span<const RowStats>(stats) : std::span<const RowStats>()},
+                     {.threads = threads});
     EXPECT_TRUE(to.gaps_are_intact());
     return to.values();
   };

@@ -91,7 +91,7 @@ void run_step_in_order(const AttentionRun& run, std::int64_t wave, std::int64_t 
 
 void run_wave(const AttentionRun& run, const AttentionSteps& steps, std::int64_t wave) {
   // Rows of a head add to the same column sums.
-  const auto rows_step = run.job.options.column_sums.empty() ? run_step : run_step_in_order;
+  const auto rows_step = run.job.outputs.column_sums.empty() ? run_step : run_step_in_order;
   if (run.plan.few) {
     run_step(run, wave, run.plan.blocks, steps.few_logits);
     rows_step(run, wave, run.max_rows, steps.few_weights);
@@ -118,7 +118,8 @@ void plan_run(AttentionRun& run) {
 
 void check_one_a_row(std::size_t given, const core::AttentionJob& job, const char* name) {
   if (given == static_cast<std::size_t>(job.shape.rows())) return;
-  core::fail(name, std::to_string(given) + " given, must be one a row, " + std::to_string(job.shape.rows()));
+  core::fail(name,
+             std::to_string(given) + " given, must be one per row, " + std::to_string(job.shape.rows()));
 }
 
 TileCounts& counts_of(const AttentionRun& run, int worker) {
@@ -128,10 +129,10 @@ TileCounts& counts_of(const AttentionRun& run, int worker) {
 
 // Keys of other sequences, and beyond a length, have no weight.
 void clear_sums(const AttentionRun& run) {
-  const AttentionOptions& options = run.job.options;
-  std::ranges::fill(options.column_sums, 0.0);
+  const AttentionOutputs& outputs = run.job.outputs;
+  std::ranges::fill(outputs.column_sums, 0.0);
   const std::int64_t bytes = core::element_bytes(run.job.weights.dtype);
-  for (std::int64_t i = 0; i < static_cast<std::int64_t>(options.weight_rows.size()); ++i) {
+  for (std::int64_t i = 0; i < static_cast<std::int64_t>(outputs.weight_rows.size()); ++i) {
     for (std::int64_t key = 0; key < run.job.shape.keys; ++key) {
       std::fill_n(run.job.weights.at(i, 0, 0, key), bytes, std::byte{0});
     }
@@ -141,7 +142,7 @@ void clear_sums(const AttentionRun& run) {
 void run_attention(AttentionRun& run) {
   const AttentionSteps steps = WHET_DISPATCH(ForwardSteps)();  // one target for all of the call
   plan_run(run);
-  const Workspace workspace(run.job.options.workspace, total_bytes(run));
+  const Workspace workspace(run.job.execution.workspace, total_bytes(run));
   run.memory = workspace.base();
   clear_sums(run);
   if (run.units > 0 && run.max_rows > 0) {
@@ -150,42 +151,45 @@ void run_attention(AttentionRun& run) {
       run_wave(run, steps, std::min(run.plan.wave, run.units - run.first_unit));
     }
   }
-  if (run.job.options.tile_counts == nullptr) return;
+  if (run.job.outputs.tile_counts == nullptr) return;
   TileCounts total;
   for (int worker = 0; worker < run.workers && run.units > 0 && run.max_rows > 0; ++worker) {
     total.tiles += counts_of(run, worker).tiles;
     total.skipped += counts_of(run, worker).skipped;
   }
-  *run.job.options.tile_counts = total;
+  *run.job.outputs.tile_counts = total;
 }
 
 }  // namespace
 
 }  // namespace kernels
 
-void attention(ConstView q, ConstView k, ConstView v, View out, const AttentionOptions& options) {
-  kernels::AttentionRun run{.job = core::attention_job(q, k, v, out, options)};
+void attention(ConstView q, ConstView k, ConstView v, View out, const AttentionOptions& options,
+               const AttentionOutputs& outputs, const Execution& execution) {
+  kernels::AttentionRun run{.job = core::attention_job(q, k, v, out, options, outputs, execution)};
   kernels::run_attention(run);
 }
 
-std::size_t attention_workspace(ConstView q, ConstView k, ConstView v, const AttentionOptions& options) {
-  kernels::AttentionRun run{.job = core::attention_shape_job(q, k, v, options)};
+std::size_t attention_workspace(ConstView q, ConstView k, ConstView v, const AttentionOptions& options,
+                                const AttentionOutputs& outputs, const Execution& execution) {
+  kernels::AttentionRun run{.job = core::attention_shape_job(q, k, v, options, outputs, execution)};
   kernels::plan_run(run);
   return kernels::total_bytes(run) + kernels::Arena::kLine;
 }
 
 void shard_states(ConstView q, ConstView k, const Shard& shard, std::span<RowState> out,
-                  const AttentionOptions& options) {
-  kernels::AttentionRun run{
-      .job = core::shard_job(q, k, {}, {}, shard, options), .pass = kernels::Pass::states, .states = out};
+                  const AttentionOptions& options, const Execution& execution) {
+  kernels::AttentionRun run{.job = core::shard_job(q, k, {}, {}, shard, options, execution),
+                            .pass = kernels::Pass::states,
+                            .states = out};
   kernels::check_one_a_row(out.size(), run.job, "out");
   core::check_apart(run.job, {out, "out"});
   kernels::run_attention(run);
 }
 
 void shard_sums(ConstView q, ConstView k, const Shard& shard, std::span<const RowScale> rows,
-                std::span<RowSums> out, const AttentionOptions& options) {
-  kernels::AttentionRun run{.job = core::shard_job(q, k, {}, {}, shard, options),
+                std::span<RowSums> out, const AttentionOptions& options, const Execution& execution) {
+  kernels::AttentionRun run{.job = core::shard_job(q, k, {}, {}, shard, options, execution),
                             .pass = kernels::Pass::sums,
                             .scales = rows,
                             .sums = out};
@@ -198,8 +202,8 @@ void shard_sums(ConstView q, ConstView k, const Shard& shard, std::span<const Ro
 
 void shard_attention(ConstView q, ConstView k, ConstView v, const Shard& shard,
                      std::span<const RowScale> rows, View out, std::span<double> mass,
-                     const AttentionOptions& options) {
-  kernels::AttentionRun run{.job = core::shard_job(q, k, v, out, shard, options),
+                     const AttentionOptions& options, const Execution& execution) {
+  kernels::AttentionRun run{.job = core::shard_job(q, k, v, out, shard, options, execution),
                             .pass = kernels::Pass::shard,
                             .scales = rows,
                             .mass = mass};

@@ -232,7 +232,7 @@ TEST(AttentionNaN, BreaksItsRowAtEveryNumberOfKeysAlsoWithoutStats) {
             const std::size_t key = p.k.position({0, 0, keys - 1, 0});
             (by_query ? p.q.values[query] : p.k.values[key]) = kNaN;
             AttentionCall call(p, type, type);
-            call.options.stats = {};
+            call.outputs.stats = {};
             call.forward();
             const std::vector<double> out = call.out.values();
             for (std::int64_t r = 0; r < p.rows(); ++r) {
@@ -263,7 +263,7 @@ struct Bits {
 
 Bits bits_of(const oracle::Attention& p, DType type, int threads) {
   AttentionCall call(p, type, type);
-  call.options.threads = threads;
+  call.execution.threads = threads;
   call.forward();
   Bits bits{call.out.bits(), std::vector<double>(call.stats.size() * sizeof(RowStats) / sizeof(double))};
   std::memcpy(bits.stats.data(), call.stats.data(), call.stats.size() * sizeof(RowStats));
@@ -272,7 +272,7 @@ Bits bits_of(const oracle::Attention& p, DType type, int threads) {
 
 std::vector<std::byte> bits_without_stats(const oracle::Attention& p, DType type) {
   AttentionCall call(p, type, type);
-  call.options.stats = {};
+  call.outputs.stats = {};
   call.forward();
   return call.out.bits();
 }

@@ -85,7 +85,7 @@ HWY_INLINE RowStats GradientStats(const BackwardRun& run, std::int64_t row, std:
   RowState state;
   double beta = 1;
   if (run.saved_stats) {
-    const RowStats& saved = run.job.options.stats[static_cast<std::size_t>(row)];
+    const RowStats& saved = run.job.saved_stats[static_cast<std::size_t>(row)];
     if (!sinks || saved.count == 0 || std::isnan(saved.count)) return saved;
     x[range.end] = sink;
     state.count = static_cast<std::int64_t>(saved.count);

@@ -89,7 +89,7 @@ void plan_bias(BackwardRun& run, const Dims& sizes) {
 void plan_backward(BackwardRun& run, const Dims& bias_sizes) {
   measure_units(run);
   // Few rows go another road forward, where logits round differently.
-  run.saved_stats = !run.job.options.stats.empty() && run.max_rows > core::kFewRows;
+  run.saved_stats = !run.job.saved_stats.empty() && run.max_rows > core::kFewRows;
   const core::PlanInput in = plan_input(run);
   run.plan = core::backward_plan(in);
   run.workers = in.threads;
@@ -150,12 +150,13 @@ void store_sinks(const BackwardRun& run, const BackwardSteps& steps) {
 
 void attention_backward(ConstView q, ConstView k, ConstView v, ConstView dout,
                         const AttentionGradients& gradients, const AttentionOptions& options,
-                        BetaGradient beta_gradient) {
+                        const AttentionBackwardOptions& backward, const Execution& execution) {
   using namespace kernels;
   const BackwardSteps steps = WHET_DISPATCH(GradientSteps)();  // one target for all of the call
-  BackwardRun run{.job = core::attention_backward_job(q, k, v, dout, gradients, options, beta_gradient)};
+  BackwardRun run{.job =
+                      core::attention_backward_job(q, k, v, dout, gradients, options, backward, execution)};
   plan_backward(run, gradients.dbias.sizes);
-  const Workspace workspace(options.workspace, total_bytes(run));
+  const Workspace workspace(execution.workspace, total_bytes(run));
   run.memory = workspace.base();
   clear_bias(run, gradients.dbias.sizes);
   core::parallel_for(run.units * run.plan.parts, run.workers, [&](std::int64_t task, int worker) {
@@ -170,9 +171,11 @@ void attention_backward(ConstView q, ConstView k, ConstView v, ConstView dout,
 }
 
 std::size_t attention_backward_workspace(ConstView q, ConstView k, ConstView v,
-                                         const AttentionGradients& gradients,
-                                         const AttentionOptions& options) {
-  kernels::BackwardRun run{.job = core::attention_backward_shape_job(q, k, v, gradients, options)};
+                                         const AttentionGradients& gradients, const AttentionOptions& options,
+                                         const AttentionBackwardOptions& backward,
+                                         const Execution& execution) {
+  kernels::BackwardRun run{
+      .job = core::attention_backward_shape_job(q, k, v, gradients, options, backward, execution)};
   kernels::plan_backward(run, gradients.dbias.sizes);
   return kernels::total_bytes(run) + kernels::Arena::kLine;
 }

@@ -56,7 +56,7 @@ void check_of(oracle::Attention p, DType type, DType side, const Layouts& layout
     for (bool saved : {true, false}) {
       SCOPED_TRACE(std::string(name_of(mode)) + (saved ? ", stats given" : ""));
       for (Placed* gradient : {&call.dq, &call.dk, &call.dv, &call.dbias, &call.dsinks}) gradient->fill(kNaN);
-      call.options.stats = saved ? std::span(call.stats) : std::span<RowStats>();
+      call.outputs.stats = saved ? std::span(call.stats) : std::span<RowStats>();
       call.backward(mode);
       expected.expect(call);
     }
@@ -200,7 +200,7 @@ TEST(AttentionGradientLayout, MayBeAnything) {
 // L = sum dout out by the library's own f64 forward pass.
 double loss(const oracle::Attention& p) {
   AttentionCall call(p, DType::f64, DType::f64);
-  call.options.threads = 1;
+  call.execution.threads = 1;
   call.forward();
   const std::vector<double> out = call.out.values();
   oracle::Sum<double> sum;
@@ -252,7 +252,7 @@ TEST(AttentionGradient, ThroughTheRuleEqualsFiniteDifferencesOfForward) {
       oracle::Attention p = smooth_problem(random);
       p.rules = {rule.plain};
       AttentionCall call(p, DType::f64, DType::f64);
-      call.options.stats = {};
+      call.outputs.stats = {};
       call.backward();
       const auto of = [&] { return loss(p); };
       expect_differences(p.q.values, call.dq.values(), "q", 1e-7, of);
@@ -390,7 +390,7 @@ TEST(AttentionGradientEdge, HiddenPlacesDontChangeABit) {
       break_hidden_places(broken);
       SCOPED_TRACE(rule.rule.name());
       AttentionCall clean_call(p, DType::f32, DType::f32), call(broken, DType::f32, DType::f32);
-      clean_call.options.stats = call.options.stats = {};
+      clean_call.outputs.stats = call.outputs.stats = {};
       clean_call.backward();
       call.backward();
       EXPECT_TRUE(bits_of(call) == bits_of(clean_call));
@@ -408,7 +408,7 @@ TEST(AttentionGradientEdge, NothingVisibleGivesZeros) {
     for (const RuleCase& rule : rule_cases()) {
       p.rules = {rule.plain};
       AttentionCall call(p, DType::f32, DType::f32);
-      call.options.stats = {};
+      call.outputs.stats = {};
       call.backward();
       for (const Placed* gradient : {&call.dq, &call.dk, &call.dv, &call.dbias, &call.dsinks}) {
         for (double value : gradient->values()) ASSERT_EQ(value, 0) << rule.rule.name();
@@ -447,7 +447,7 @@ TEST(AttentionGradientEdge, RowsOfNaNDontTouchKeysPastTheirLength) {
         SCOPED_TRACE(rule.rule.name());
         check(p);
         AttentionCall call(p, DType::f32, DType::f32);
-        call.options.stats = {};
+        call.outputs.stats = {};
         call.backward();
         for (const Placed* gradient : {&call.dk, &call.dv}) {
           const std::vector<double> values = gradient->values();
@@ -476,12 +476,12 @@ TEST(AttentionGradientBits, DontDependOnThreadsOrRepetition) {
           SCOPED_TRACE("N " + std::to_string(shape.N) + ", type " + std::to_string(static_cast<int>(type)) +
                        ", rule " + rule.rule.name());
           AttentionCall call(p, type, type);
-          call.options.stats = {};
-          call.options.threads = 1;
+          call.outputs.stats = {};
+          call.execution.threads = 1;
           call.backward();
           const std::vector<std::vector<std::byte>> one = bits_of(call);
           for (int threads : {1, 2, 3, 7, 0}) {
-            call.options.threads = threads;
+            call.execution.threads = threads;
             call.backward();
             EXPECT_TRUE(bits_of(call) == one) << threads << " threads";
           }
@@ -499,10 +499,10 @@ TEST(AttentionGradientBits, DontDependOnThreadsForAnyOption) {
       const oracle::Attention p = draw_with(option, random, {2, 4, 2, 20, 300, 4, 4}, DType::f32, DType::f32);
       AttentionCall call(p, DType::f32, DType::f32);
       call.forward();
-      call.options.threads = 1;
+      call.execution.threads = 1;
       call.backward();
       const std::vector<std::vector<std::byte>> one = bits_of(call);
-      call.options.threads = 3;
+      call.execution.threads = 3;
       call.backward();
       EXPECT_TRUE(bits_of(call) == one);
     }
@@ -518,7 +518,7 @@ TEST(AttentionGradientBits, DontDependOnWhatElseIsAskedFor) {
     p.bias = draw_array(random, {1, 4, 20, 270}, DType::f32);
     p.sinks = draw_array(random, {4}, DType::f32);
     AttentionCall all(p, DType::f32, DType::f32), one(p, DType::f32, DType::f32);
-    all.options.stats = one.options.stats = {};
+    all.outputs.stats = one.outputs.stats = {};
     all.backward();
     for (int n = 0; n < 5; ++n) {
       SCOPED_TRACE("gradient " + std::to_string(n));
@@ -528,10 +528,11 @@ TEST(AttentionGradientBits, DontDependOnWhatElseIsAskedFor) {
       if (n == 2) wanted.dv = one.dv.view();
       if (n == 3) wanted.dbias = one.dbias.view();
       if (n == 4) wanted.dsinks = one.dsinks.view();
-      std::vector<std::byte> workspace(
-          attention_backward_workspace(one.q.view(), one.k.view(), one.v.view(), wanted, one.options));
-      one.options.workspace = workspace;
-      attention_backward(one.q.view(), one.k.view(), one.v.view(), one.dout.view(), wanted, one.options);
+      std::vector<std::byte> workspace(attention_backward_workspace(one.q.view(), one.k.view(), one.v.view(),
+                                                                    wanted, one.options, {}, one.execution));
+      one.execution.workspace = workspace;
+      attention_backward(one.q.view(), one.k.view(), one.v.view(), one.dout.view(), wanted, one.options, {},
+                         one.execution);
     }
     EXPECT_TRUE(bits_of(one) == bits_of(all));
   });
@@ -543,7 +544,7 @@ TEST(AttentionGradientEdge, IgnoresSkipEpsilon) {
     Random random(16);
     const oracle::Attention p = draw_problem(random, {1, 1, 1, 12, 1100, 8, 8}, DType::f32, 12);
     AttentionCall call(p, DType::f32, DType::f32);
-    call.options.stats = {};
+    call.outputs.stats = {};
     call.backward();
     const std::vector<std::vector<std::byte>> usual = bits_of(call);
     call.options.skip_epsilon = 0.1;

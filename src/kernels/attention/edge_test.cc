@@ -191,8 +191,8 @@ TEST(AttentionEdge, NoQueriesStillOverwriteWhatIsAskedFor) {
     AttentionCall call(p, DType::f32, DType::f32);
     std::vector<double> sums(2 * 2 * 9, 7);
     TileCounts counts{7, 7};
-    call.options.column_sums = sums;
-    call.options.tile_counts = &counts;
+    call.outputs.column_sums = sums;
+    call.outputs.tile_counts = &counts;
     call.forward();
     expect_all(sums, 0, "column sum");
     EXPECT_EQ(counts.tiles, 0);
@@ -253,8 +253,8 @@ void check_equal_logits(const oracle::Rule& rule, DType type, std::int64_t N, st
   AttentionCall call(p, type, type);
   const RowIndex rows[] = {{0, 0, 0}, {0, 0, N - 1}};
   Placed weights(type, {2, M});
-  call.options.weight_rows = rows;
-  call.options.weights = weights.view();
+  call.outputs.weight_rows = rows;
+  call.outputs.weights = weights.view();
   call.forward();
   const Result got{call.out.values(), call.stats};
   expect_contract(p, got, type);
@@ -484,8 +484,8 @@ TEST(AttentionEdge, WhatNoRowSeesHasNoEffectOnSkipping) {
     for (std::size_t n = 900 * 5; n < 1100 * 5; ++n) p.v.values[n] = n % 2 ? kNaN : kInfinity;
     AttentionCall poisoned(p, type, type);
     TileCounts clean_counts, counts;
-    clean.options.tile_counts = &clean_counts;
-    poisoned.options.tile_counts = &counts;
+    clean.outputs.tile_counts = &clean_counts;
+    poisoned.outputs.tile_counts = &counts;
     clean.forward();
     poisoned.forward();
     EXPECT_EQ(poisoned.out.bits(), clean.out.bits());

@@ -32,20 +32,20 @@ class Call {
     options.bias = ConstView(take<float>(120), {2, 4, 3, 5});
     options.sinks = ConstView(take<float>(4), {4});
     options.query_scale = ConstView(take<float>(24), {2, 4, 3});
-    options.threads = 1;
+    execution.threads = 1;
     gradients = {.dq = View(take<float>(96), {2, 4, 3, 4}),
                  .dk = View(take<float>(80), {2, 2, 5, 4}),
                  .dv = View(take<float>(60), {2, 2, 5, 3}),
                  .dbias = View(take<float>(120), {2, 4, 3, 5}),
                  .dsinks = View(take<float>(4), {4})};
-    wanted.stats = std::span(take<RowStats>(24), 24);
-    wanted.weight_rows = kRows;
-    wanted.weights = View(take<float>(10), {2, 5});
-    wanted.top_k = 2;
-    wanted.top_keys = std::span(take<std::int64_t>(48), 48);
-    wanted.top_weights = std::span(take<float>(48), 48);
-    wanted.column_sums = std::span(take<double>(40), 40);
-    wanted.tile_counts = take<TileCounts>(1);
+    outputs.stats = std::span(take<RowStats>(24), 24);
+    outputs.weight_rows = kRows;
+    outputs.weights = View(take<float>(10), {2, 5});
+    outputs.top_k = 2;
+    outputs.top_keys = std::span(take<std::int64_t>(48), 48);
+    outputs.top_weights = std::span(take<float>(48), 48);
+    outputs.column_sums = std::span(take<double>(40), 40);
+    outputs.tile_counts = take<TileCounts>(1);
     scales = std::span(take<RowScale>(24), 24);
     states = std::span(take<RowState>(24), 24);
     sums = std::span(take<RowSums>(24), 24);
@@ -62,33 +62,26 @@ class Call {
 
   bool untouched() const { return memory_ == before_; }
 
-  AttentionOptions forward_options() const {
-    AttentionOptions o = options;
-    o.stats = wanted.stats;
-    o.weight_rows = wanted.weight_rows;
-    o.weights = wanted.weights;
-    o.top_k = wanted.top_k;
-    o.top_keys = wanted.top_keys;
-    o.top_weights = wanted.top_weights;
-    o.column_sums = wanted.column_sums;
-    o.tile_counts = wanted.tile_counts;
-    return o;
+  void forward() const { attention(q, k, v, out, options, outputs, execution); }
+  void forward_workspace() const { attention_workspace(q, k, v, options, outputs, execution); }
+  void backward() const {
+    attention_backward(q, k, v, dout, gradients, options, backward_options, execution);
   }
-
-  void forward() const { attention(q, k, v, out, forward_options()); }
-  void forward_workspace() const { attention_workspace(q, k, v, forward_options()); }
-  void backward() const { attention_backward(q, k, v, dout, gradients, options); }
-  void backward_workspace() const { attention_backward_workspace(q, k, v, gradients, options); }
-  void run_states() const { shard_states(q, k, shard, states, options); }
-  void run_sums() const { shard_sums(q, k, shard, scales, sums, options); }
-  void run_shard() const { shard_attention(q, k, v, shard, scales, out, mass, options); }
+  void backward_workspace() const {
+    attention_backward_workspace(q, k, v, gradients, options, backward_options, execution);
+  }
+  void run_states() const { shard_states(q, k, shard, states, options, execution); }
+  void run_sums() const { shard_sums(q, k, shard, scales, sums, options, execution); }
+  void run_shard() const { shard_attention(q, k, v, shard, scales, out, mass, options, execution); }
 
   static constexpr RowIndex kRows[] = {{0, 0, 0}, {1, 3, 2}};
 
   ConstView q, k, v, dout;
   View out;  // of attention and of shard_attention
   AttentionOptions options;
-  AttentionOptions wanted;  // what only attention may be asked for
+  AttentionOutputs outputs;
+  AttentionBackwardOptions backward_options;
+  Execution execution;
   AttentionGradients gradients;
   Shard shard{5, 20};
   std::span<RowScale> scales;
@@ -257,7 +250,7 @@ TEST(AttentionErrors, ElementTypes) {
     refuse(kAll, "bias", [&](Call& c) { c.options.bias.dtype = dtype; });
     refuse(kAll, "sinks", [&](Call& c) { c.options.sinks.dtype = dtype; });
     refuse(kAll, "query_scale", [&](Call& c) { c.options.query_scale.dtype = dtype; });
-    refuse({kForward, kForwardWorkspace}, "weights", [&](Call& c) { c.wanted.weights.dtype = dtype; });
+    refuse({kForward, kForwardWorkspace}, "weights", [&](Call& c) { c.outputs.weights.dtype = dtype; });
   }
 }
 
@@ -277,7 +270,7 @@ TEST(AttentionErrors, NoData) {
   refuse({kBackward}, "dk", [](Call& c) { c.gradients.dk.data = nullptr; });
   refuse(kThatRead, "bias", [](Call& c) { c.options.bias.data = nullptr; });
   refuse(kThatRead, "query_scale", [](Call& c) { c.options.query_scale.data = nullptr; });
-  refuse({kForward}, "weights", [](Call& c) { c.wanted.weights.data = nullptr; });
+  refuse({kForward}, "weights", [](Call& c) { c.outputs.weights.data = nullptr; });
 }
 
 TEST(AttentionErrors, NotGiven) {
@@ -294,7 +287,7 @@ TEST(AttentionErrors, WorkspaceQueriesLookAtNoData) {
   call.q.data = call.k.data = call.v.data = nullptr;
   call.options.bias.data = reinterpret_cast<const void*>(std::uintptr_t{1});
   call.gradients.dq.data = nullptr;
-  call.wanted.weights.data = nullptr;
+  call.outputs.weights.data = nullptr;
   EXPECT_NO_THROW(call.forward_workspace());
   EXPECT_NO_THROW(call.backward_workspace());
 }
@@ -319,7 +312,7 @@ TEST(AttentionErrors, OutputsThatHoldAnElementTwice) {
   refuse({kBackward}, "dv", [&](Call& c) { c.gradients.dv.strides = once; });
   refuse({kBackward}, "dbias", [&](Call& c) { c.gradients.dbias.strides = once; });
   refuse({kBackward}, "dsinks", [&](Call& c) { c.gradients.dsinks.strides = {0}; });
-  refuse({kForward}, "weights", [&](Call& c) { c.wanted.weights.strides = {2, 1}; });
+  refuse({kForward}, "weights", [&](Call& c) { c.outputs.weights.strides = {2, 1}; });
 }
 
 TEST(AttentionErrors, OutputsThatOverlapWhatIsRead) {
@@ -329,28 +322,28 @@ TEST(AttentionErrors, OutputsThatOverlapWhatIsRead) {
   refuse({kForward, kShard}, "out", [&](Call& c) { c.out.data = float_of(c.q); });
   refuse({kForward, kShard}, "out", [&](Call& c) { c.out.data = float_of(c.k) + 79; });
   refuse({kForward, kShard}, "out", [&](Call& c) { c.out.data = float_of(c.options.sinks); });
-  refuse({kForward}, "weights", [&](Call& c) { c.wanted.weights.data = float_of(c.v); });
-  refuse({kForward}, "top_weights", [&](Call& c) { c.wanted.top_weights = {float_of(c.options.bias), 48}; });
+  refuse({kForward}, "weights", [&](Call& c) { c.outputs.weights.data = float_of(c.v); });
+  refuse({kForward}, "top_weights", [&](Call& c) { c.outputs.top_weights = {float_of(c.options.bias), 48}; });
   refuse({kForward}, "stats", [](Call& c) {
-    c.wanted.stats = {c.take<RowStats>(24), 24}, c.q.data = c.wanted.stats.data();
+    c.outputs.stats = {c.take<RowStats>(24), 24}, c.q.data = c.outputs.stats.data();
   });
-  refuse({kForward}, "column_sums", [](Call& c) { c.k.data = c.wanted.column_sums.data(); });
-  refuse({kForward}, "top_keys", [](Call& c) { c.v.data = c.wanted.top_keys.data(); });
-  refuse({kForward}, "tile_counts", [](Call& c) { c.options.sinks.data = c.wanted.tile_counts; });
+  refuse({kForward}, "column_sums", [](Call& c) { c.k.data = c.outputs.column_sums.data(); });
+  refuse({kForward}, "top_keys", [](Call& c) { c.v.data = c.outputs.top_keys.data(); });
+  refuse({kForward}, "tile_counts", [](Call& c) { c.options.sinks.data = c.outputs.tile_counts; });
   refuse({kBackward}, "dq", [&](Call& c) { c.gradients.dq.data = float_of(c.q); });
   refuse({kBackward}, "dk", [&](Call& c) { c.gradients.dk.data = float_of(c.dout); });
   refuse({kBackward}, "dbias", [&](Call& c) { c.gradients.dbias.data = float_of(c.options.bias); });
   refuse({kBackward}, "dv", [](Call& c) {
-    c.options.stats = c.wanted.stats;
-    c.gradients.dv.data = c.options.stats.data();
+    c.backward_options.stats = c.outputs.stats;
+    c.gradients.dv.data = c.outputs.stats.data();
   });
 }
 
 TEST(AttentionErrors, OutputsThatOverlapEachOther) {
-  refuse({kForward}, "weights", [](Call& c) { c.wanted.weights.data = c.out.data; });
-  refuse({kForward}, "stats", [](Call& c) { c.out.data = c.wanted.stats.data(); });
+  refuse({kForward}, "weights", [](Call& c) { c.outputs.weights.data = c.out.data; });
+  refuse({kForward}, "stats", [](Call& c) { c.out.data = c.outputs.stats.data(); });
   refuse({kForward}, "top_weights", [](Call& c) {
-    c.wanted.top_weights = {reinterpret_cast<float*>(c.wanted.top_keys.data()), 48};
+    c.outputs.top_weights = {reinterpret_cast<float*>(c.outputs.top_keys.data()), 48};
   });
   refuse({kBackward}, "dk", [](Call& c) { c.gradients.dk.data = c.gradients.dq.data; });
   refuse({kBackward}, "dsinks", [](Call& c) { c.gradients.dsinks.data = c.gradients.dbias.data; });
@@ -360,14 +353,14 @@ TEST(AttentionErrors, WorkspaceThatOverlaps) {
   for (const Entry& entry : {kForward, kBackward}) {
     refuse({entry}, "workspace", [](Call& c) {
       auto* bytes = static_cast<std::byte*>(const_cast<void*>(c.k.data));
-      c.options.workspace = {bytes, 16};
+      c.execution.workspace = {bytes, 16};
     });
   }
 }
 
 TEST(AttentionErrors, WorkspaceThatIsTooSmall) {
   refuse({kForward, kBackward}, "workspace", [](Call& c) {
-    c.options.workspace = {c.take<std::byte>(8), 8};
+    c.execution.workspace = {c.take<std::byte>(8), 8};
   });
 }
 
@@ -410,7 +403,7 @@ TEST(AttentionErrors, Numbers) {
     refuse(kAll, "window_right", [&](Call& c) { c.options.window_right = bad; });
   }
   for (const int bad : {-1, 1025}) {
-    refuse(kThatRead, "threads", [&](Call& c) { c.options.threads = bad; });
+    refuse(kThatRead, "threads", [&](Call& c) { c.execution.threads = bad; });
   }
 }
 
@@ -439,9 +432,9 @@ TEST(AttentionErrors, PackedSequences) {
     c.k.sizes = c.gradients.dk.sizes = {1, 2, 5, 4};
     c.v.sizes = c.gradients.dv.sizes = {1, 2, 5, 3};
     c.out.sizes = c.dout.sizes = {1, 4, 3, 3};
-    c.options = {.query_starts = query_starts, .key_starts = key_starts, .threads = 1};
+    c.options = {.query_starts = query_starts, .key_starts = key_starts};
     c.gradients.dbias = c.gradients.dsinks = {};
-    c.wanted = {};
+    c.outputs = {};
   };
   for (const Entry& entry : kWhole) {
     Call call;
@@ -470,47 +463,40 @@ TEST(AttentionErrors, Stats) {
   std::vector<RowStats> stats(25);
   for (const std::size_t count : Sizes{1, 23, 25}) {
     refuse({kForward, kForwardWorkspace}, "stats",
-           [&](Call& c) { c.wanted.stats = std::span(stats).first(count); });
+           [&](Call& c) { c.outputs.stats = std::span(stats).first(count); });
     refuse({kBackward, kBackwardWorkspace}, "stats",
-           [&](Call& c) { c.options.stats = std::span(stats).first(count); });
+           [&](Call& c) { c.backward_options.stats = std::span(stats).first(count); });
   }
 }
 
-TEST(AttentionErrors, WantedWeights) {
+TEST(AttentionErrors, WeightsOfRows) {
   const Entries forwards = {kForward, kForwardWorkspace};
   for (const RowIndex bad : {RowIndex{2, 0, 0}, RowIndex{0, 4, 0}, RowIndex{0, 0, 3}, RowIndex{-1, 0, 0},
                              RowIndex{0, -1, 0}, RowIndex{0, 0, kMin}, RowIndex{kMax, 0, 0}}) {
     const RowIndex rows[] = {{0, 0, 0}, bad};
-    refuse(forwards, "weight_rows", [&](Call& c) { c.wanted.weight_rows = rows; });
+    refuse(forwards, "weight_rows", [&](Call& c) { c.outputs.weight_rows = rows; });
   }
   for (const Dims& sizes : {Dims{1, 5}, Dims{2, 4}, Dims{10}, Dims{2, 1}, Dims{2, 5, 1}}) {
-    refuse(forwards, "weights", [&](Call& c) { c.wanted.weights.sizes = sizes; });
+    refuse(forwards, "weights", [&](Call& c) { c.outputs.weights.sizes = sizes; });
   }
-  refuse(forwards, "weights", [](Call& c) { c.wanted.weights = {}; });
-  refuse(forwards, "weights", [](Call& c) { c.wanted.weight_rows = {}; });
+  refuse(forwards, "weights", [](Call& c) { c.outputs.weights = {}; });
+  refuse(forwards, "weights", [](Call& c) { c.outputs.weight_rows = {}; });
 }
 
 TEST(AttentionErrors, HeaviestKeysAndColumnSums) {
   const Entries forwards = {kForward, kForwardWorkspace};
-  refuse(forwards, "top_k", [](Call& c) { c.wanted.top_k = -1; });
-  refuse(forwards, "top_k", [](Call& c) { c.wanted.top_k = kMax; });
-  refuse(forwards, "top_keys", [](Call& c) { c.wanted.top_k = 3; });
-  refuse(forwards, "top_keys", [](Call& c) { c.wanted.top_k = 0; });
-  refuse(forwards, "top_keys", [](Call& c) { c.wanted.top_keys = {}; });
-  refuse(forwards, "top_weights", [](Call& c) { c.wanted.top_weights = c.wanted.top_weights.first(47); });
-  refuse(forwards, "top_weights", [](Call& c) { c.wanted.top_weights = {}; });
-  refuse(forwards, "column_sums", [](Call& c) { c.wanted.column_sums = c.wanted.column_sums.first(39); });
+  refuse(forwards, "top_k", [](Call& c) { c.outputs.top_k = -1; });
+  refuse(forwards, "top_k", [](Call& c) { c.outputs.top_k = kMax; });
+  refuse(forwards, "top_keys", [](Call& c) { c.outputs.top_k = 3; });
+  refuse(forwards, "top_keys", [](Call& c) { c.outputs.top_k = 0; });
+  refuse(forwards, "top_keys", [](Call& c) { c.outputs.top_keys = {}; });
+  refuse(forwards, "top_weights", [](Call& c) { c.outputs.top_weights = c.outputs.top_weights.first(47); });
+  refuse(forwards, "top_weights", [](Call& c) { c.outputs.top_weights = {}; });
+  refuse(forwards, "column_sums", [](Call& c) { c.outputs.column_sums = c.outputs.column_sums.first(39); });
 }
 
-TEST(AttentionErrors, BackwardIsAskedForGradientsOnly) {
+TEST(AttentionErrors, GradientsOfWhatWasNotGiven) {
   const Entries backwards = {kBackward, kBackwardWorkspace};
-  refuse(backwards, "weight_rows", [](Call& c) { c.options.weight_rows = c.wanted.weight_rows; });
-  refuse(backwards, "weights", [](Call& c) { c.options.weights = c.wanted.weights; });
-  refuse(backwards, "top_k", [](Call& c) { c.options.top_k = c.wanted.top_k; });
-  refuse(backwards, "top_keys", [](Call& c) { c.options.top_keys = c.wanted.top_keys; });
-  refuse(backwards, "top_weights", [](Call& c) { c.options.top_weights = c.wanted.top_weights; });
-  refuse(backwards, "column_sums", [](Call& c) { c.options.column_sums = c.wanted.column_sums; });
-  refuse(backwards, "tile_counts", [](Call& c) { c.options.tile_counts = c.wanted.tile_counts; });
   refuse(backwards, "dbias", [](Call& c) { c.options.bias = {}; });
   refuse(backwards, "dsinks", [](Call& c) { c.options.sinks = {}; });
 }

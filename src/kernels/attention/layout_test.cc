@@ -202,12 +202,12 @@ TEST(AttentionAnyLayout, StridesOfZeroRepeat) {
         AttentionCall call(p, type, type);
         call.options.skip_epsilon = 0;
         SCOPED_TRACE(name_of(type) + ", axis " + std::to_string(axis));
-        attention(q.view, k.view, v.view, call.out.view(), call.options);
+        attention(q.view, k.view, v.view, call.out.view(), call.options, call.outputs);
         EXPECT_TRUE(same({call.out.values(), call.stats}, expected));
         // One of them at a time: no shortcut may take a repeated axis of one for that of another.
-        attention(call.q.view(), k.view, call.v.view(), call.out.view(), call.options);
+        attention(call.q.view(), k.view, call.v.view(), call.out.view(), call.options, call.outputs);
         EXPECT_TRUE(same({call.out.values(), call.stats}, expected));
-        attention(call.q.view(), call.k.view(), v.view, call.out.view(), call.options);
+        attention(call.q.view(), call.k.view(), v.view, call.out.view(), call.options, call.outputs);
         EXPECT_TRUE(same({call.out.values(), call.stats}, expected));
       }
     }
@@ -276,13 +276,13 @@ TEST(AttentionAnyLayout, WeightsGoAnywhere) {
       p.causal = true;
       p.align = Align::end;
       AttentionCall call(p, type, type);
-      call.options.weight_rows = rows;
+      call.outputs.weight_rows = rows;
       Placed contiguous(type, {3, 270});
-      call.options.weights = contiguous.view();
+      call.outputs.weights = contiguous.view();
       call.forward();
       for (const Layout& layout : weight_layouts) {
         Placed weights(type, {3, 270}, layout);
-        call.options.weights = weights.view();
+        call.outputs.weights = weights.view();
         call.forward();
         EXPECT_TRUE(same_bits(weights.values(), contiguous.values()));
         EXPECT_TRUE(weights.gaps_are_intact());

@@ -263,7 +263,7 @@ HWY_INLINE RowOutcome<T> ChooseRow(T* x, const KeyRange& range, T sink, const Ru
   const Extremes<T> whole{row.top, ends.min, state.count};
   T* const nowhere = nullptr;
   const T* const next = nullptr;
-  if (rule.solves()) {
+  if (rule.needs_search()) {
     state = StateOf<4>(keys, n, whole, nowhere, next, row.sums);
   } else if (full) {
     state = StateOf<2>(keys, n, whole, plain, next, row.sums);
@@ -272,7 +272,7 @@ HWY_INLINE RowOutcome<T> ChooseRow(T* x, const KeyRange& range, T sink, const Ru
   }
   if (state.z == 0) state = {};
   if (!(state.z > 0)) return row;
-  if (!rule.solves()) {
+  if (!rule.needs_search()) {
     row.beta = rule.beta(state);
     if (row.beta == 1) kept = plain;
   } else if (state.count > 1) {

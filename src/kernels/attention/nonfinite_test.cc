@@ -133,10 +133,9 @@ TEST(AttentionCare, PackedSequencesShareABiasInOrder) {
   call.options.query_starts = call.options.key_starts = starts;
   const auto gradient = [&](int threads) {
     float dbias = 7;
-    call.options.threads = threads;
     attention_backward({call.q.data(), Call::four(800)}, {call.k.data(), Call::four(800)},
                        {call.v.data(), Call::four(800)}, {call.dout.data(), Call::four(800)},
-                       {.dbias = {&dbias, {1, 1, 1, 1}}}, call.options);
+                       {.dbias = {&dbias, {1, 1, 1, 1}}}, call.options, {}, {.threads = threads});
     return dbias;
   };
   const float one = gradient(1);

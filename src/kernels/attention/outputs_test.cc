@@ -63,8 +63,8 @@ TEST(AttentionAsked, WeightsOfChosenRowsAreThoseOfAllRows) {
             {1, shape.H - 1, shape.N - 1}, {0, 0, 0}, {1, 1, shape.N / 2}, {0, 0, 0}};
         AttentionCall call(p, type, type);
         Placed weights(type, {4, p.M});
-        call.options.weight_rows = rows;
-        call.options.weights = weights.view();
+        call.outputs.weight_rows = rows;
+        call.outputs.weights = weights.view();
         call.forward();
         const std::vector<double> got = weights.values(), expected = all.weights.values();
         for (std::size_t n = 0; n < rows.size(); ++n) {
@@ -90,20 +90,20 @@ TEST(AttentionAsked, NothingAskedForChangesTheOutput) {
         if (p.rules.size() == 1) p.rules = {rules[turn++ % rules.size()].plain};
         SCOPED_TRACE(option.name + ", " + name_of(type) + ", rule " + library_rule(p.rules[0]).name());
         const Result expected = run(p, type, 0x1p-24);
-        const auto expect_unchanged = [&](const char* what, void (*drop)(AttentionOptions&)) {
+        const auto expect_unchanged = [&](const char* what, void (*drop)(AttentionOutputs&)) {
           SCOPED_TRACE(what);
           Asking call(p, type, 5);
-          drop(call.options);
+          drop(call.outputs);
           call.forward();
           EXPECT_TRUE(same({call.out.values(), call.stats}, expected));
         };
-        const auto no_weights = [](AttentionOptions& o) { o.weight_rows = {}, o.weights = {}; };
-        const auto no_top = [](AttentionOptions& o) { o.top_k = 0, o.top_keys = {}, o.top_weights = {}; };
-        expect_unchanged("everything", [](AttentionOptions&) {});
+        const auto no_weights = [](AttentionOutputs& o) { o.weight_rows = {}, o.weights = {}; };
+        const auto no_top = [](AttentionOutputs& o) { o.top_k = 0, o.top_keys = {}, o.top_weights = {}; };
+        expect_unchanged("everything", [](AttentionOutputs&) {});
         expect_unchanged("without weights", no_weights);
         expect_unchanged("without top_k", no_top);
-        expect_unchanged("without column_sums", [](AttentionOptions& o) { o.column_sums = {}; });
-        expect_unchanged("without tile_counts", [](AttentionOptions& o) { o.tile_counts = nullptr; });
+        expect_unchanged("without column_sums", [](AttentionOutputs& o) { o.column_sums = {}; });
+        expect_unchanged("without tile_counts", [](AttentionOutputs& o) { o.tile_counts = nullptr; });
       }
     }
   });
@@ -286,7 +286,7 @@ TEST(AttentionAsked, TileCountsCountWhatIsWithinReach) {
         SCOPED_TRACE(option.name + ", N " + std::to_string(N) + ", M " + std::to_string(M));
         AttentionCall call(p, DType::f32, DType::f32);
         TileCounts counts{-7, -7};
-        call.options.tile_counts = &counts;
+        call.outputs.tile_counts = &counts;
         call.options.skip_epsilon = 0;
         call.forward();
         EXPECT_EQ(counts.tiles, tiles_of(p));

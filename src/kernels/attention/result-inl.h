@@ -71,15 +71,15 @@ template <typename T>
 HWY_INLINE void StoreWeights(const AttentionRun& run, const Unit& unit, std::int64_t unit_row, const T* x,
                              const KeyRange& range, const std::uint8_t* keep, double z) {
   const core::AttentionJob& job = run.job;
-  const AttentionOptions& options = job.options;
+  const AttentionOutputs& outputs = job.outputs;
   const std::int64_t batch = unit.sequence.batch, head = unit.head(unit_row), query = unit.query(unit_row);
   const auto weight = [&](std::int64_t key) {
     if (key < range.begin || key >= range.end || (keep != nullptr && keep[key / kTileKeys] == 0)) return T(0);
     if (x[key] == T(0) || x[key] == kMinusInfinity<T>) return T(0);  // also in a row of NaN
     return static_cast<T>(static_cast<double>(x[key]) / z);
   };
-  for (std::size_t i = 0; i < options.weight_rows.size(); ++i) {
-    const RowIndex& wanted = options.weight_rows[i];
+  for (std::size_t i = 0; i < outputs.weight_rows.size(); ++i) {
+    const RowIndex& wanted = outputs.weight_rows[i];
     if (wanted.batch != batch || wanted.head != head || wanted.query != query) continue;
     std::byte* to = job.weights.at(static_cast<std::int64_t>(i), 0, 0, unit.sequence.first_key);
     const std::int64_t step = job.weights.strides[3] * core::element_bytes(job.weights.dtype);
@@ -88,8 +88,8 @@ HWY_INLINE void StoreWeights(const AttentionRun& run, const Unit& unit, std::int
       StoreRow(&value, job.weights.dtype, 1, 1, to + key * step);
     }
   }
-  if (options.column_sums.empty()) return;
-  double* sums = options.column_sums.data() + (batch * job.shape.heads + head) * job.shape.keys +
+  if (outputs.column_sums.empty()) return;
+  double* sums = outputs.column_sums.data() + (batch * job.shape.heads + head) * job.shape.keys +
                  unit.sequence.first_key;
   for (std::int64_t key = range.begin; key < range.end; ++key) sums[key] += static_cast<double>(weight(key));
 }
@@ -136,7 +136,7 @@ HWY_INLINE RowState StateOfRow(T* x, const KeyRange& range, T sink) {
 template <typename T>
 HWY_NOINLINE RowOutcome<T> FinishRow(const AttentionRun& run, const Unit& unit, std::int64_t unit_row, T* x,
                                      const KeyRange& range, const RowTools<T>& tools, std::int64_t* top) {
-  const AttentionOptions& options = run.job.options;
+  const AttentionOutputs& outputs = run.job.outputs;
   const std::int64_t head = unit.head(unit_row);
   const std::int64_t row = run.job.row(unit.sequence.batch, head, unit.query(unit_row));
   const auto index = static_cast<std::size_t>(row);
@@ -152,25 +152,25 @@ HWY_NOINLINE RowOutcome<T> FinishRow(const AttentionRun& run, const Unit& unit, 
     return outcome;
   }
 
-  float* top_weights = options.top_weights.data() + row * options.top_k;
+  float* top_weights = outputs.top_weights.data() + row * outputs.top_k;
   std::int64_t found = 0;
-  if (options.top_k > 0) {
-    found = HeaviestKeys(x, range, options.top_k, top);
-    std::int64_t* keys = options.top_keys.data() + row * options.top_k;
+  if (outputs.top_k > 0) {
+    found = HeaviestKeys(x, range, outputs.top_k, top);
+    std::int64_t* keys = outputs.top_keys.data() + row * outputs.top_k;
     for (std::int64_t i = 0; i < found; ++i) keys[i] = unit.sequence.first_key + top[i];
-    std::fill(keys + found, keys + options.top_k, -1);
-    std::fill_n(top_weights, options.top_k, 0.0f);
+    std::fill(keys + found, keys + outputs.top_k, -1);
+    std::fill_n(top_weights, outputs.top_k, 0.0f);
   }
-  const RowOutcome<T> outcome = WeighRow(x, range, sink, run.job.rule(head), !options.stats.empty(), tools);
+  const RowOutcome<T> outcome = WeighRow(x, range, sink, run.job.rule(head), !outputs.stats.empty(), tools);
   const double z = outcome.sums.z;
-  if (!options.stats.empty()) {
+  if (!outputs.stats.empty()) {
     const double depth = static_cast<double>(outcome.top) - static_cast<double>(outcome.key_max);
-    options.stats[index] =
+    outputs.stats[index] =
         StatsOf(outcome.state, outcome.beta, outcome.sums, depth, sink != kMinusInfinity<T>);
   }
   if (!(z > 0)) {
     if (std::isnan(z)) std::fill_n(top_weights, found, std::numeric_limits<float>::quiet_NaN());
-    if (!options.weight_rows.empty() || !options.column_sums.empty()) {
+    if (!outputs.weight_rows.empty() || !outputs.column_sums.empty()) {
       StoreWeights(run, unit, unit_row, x, std::isnan(z) ? range : KeyRange{}, nullptr, z);
     }
     return outcome;
@@ -179,7 +179,7 @@ HWY_NOINLINE RowOutcome<T> FinishRow(const AttentionRun& run, const Unit& unit, 
     const bool weighed = tools.keep == nullptr || tools.keep[top[i] / kTileKeys] != 0;
     top_weights[i] = weighed ? static_cast<float>(static_cast<double>(x[top[i]]) / z) : 0.0f;
   }
-  if (!options.weight_rows.empty() || !options.column_sums.empty()) {
+  if (!outputs.weight_rows.empty() || !outputs.column_sums.empty()) {
     StoreWeights(run, unit, unit_row, static_cast<const T*>(x), range, tools.keep, z);
   }
   return outcome;
@@ -187,12 +187,12 @@ HWY_NOINLINE RowOutcome<T> FinishRow(const AttentionRun& run, const Unit& unit, 
 
 // A row of attention without keys within its reach.
 HWY_INLINE void FinishEmptyRow(const AttentionRun& run, const Unit& unit, std::int64_t unit_row) {
-  const AttentionOptions& options = run.job.options;
+  const AttentionOutputs& outputs = run.job.outputs;
   const std::int64_t row = run.job.row(unit.sequence.batch, unit.head(unit_row), unit.query(unit_row));
-  if (!options.stats.empty()) options.stats[static_cast<std::size_t>(row)] = core::stats_of({}, 1, {});
-  if (options.top_k > 0) {
-    std::fill_n(options.top_keys.data() + row * options.top_k, options.top_k, -1);
-    std::fill_n(options.top_weights.data() + row * options.top_k, options.top_k, 0.0f);
+  if (!outputs.stats.empty()) outputs.stats[static_cast<std::size_t>(row)] = core::stats_of({}, 1, {});
+  if (outputs.top_k > 0) {
+    std::fill_n(outputs.top_keys.data() + row * outputs.top_k, outputs.top_k, -1);
+    std::fill_n(outputs.top_weights.data() + row * outputs.top_k, outputs.top_k, 0.0f);
   }
 }
 

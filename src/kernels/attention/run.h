@@ -165,8 +165,8 @@ core::PlanInput plan_input(const Run& run) {
                      .value_size = shape.value_size,
                      .element_bytes = shape.wide() ? 8 : 4,
                      .cache_bytes = core::cache_bytes(),
-                     .threads = core::resolve_threads(run.job.options.threads)};
-  if (run.job.options.threads == 0) in.threads = std::min(in.threads, core::useful_threads(in));
+                     .threads = core::resolve_threads(run.job.execution.threads)};
+  if (run.job.execution.threads == 0) in.threads = std::min(in.threads, core::useful_threads(in));
   return in;
 }
 
@@ -241,7 +241,7 @@ Scratch<T> lay_out_worker(const AttentionRun& run, Arena& arena) {
   s.tile_max = arena.take<T>(run.tiles);
   s.keep = arena.take<std::uint8_t>(core::kBlockStep, run.tiles);
   s.live = arena.take<std::uint8_t>((rows + core::kBlockStep - 1) / core::kBlockStep, run.tiles);
-  s.top = arena.take<std::int64_t>(run.job.options.top_k);
+  s.top = arena.take<std::int64_t>(run.job.outputs.top_k);
   s.counts = arena.take<TileCounts>(1);
   return s;
 }

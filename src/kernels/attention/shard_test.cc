@@ -299,13 +299,14 @@ TEST(Shards, HoldTheSameBitsForAnyNumberOfThreads) {
       Place place(p, DType::f32, 0, p.M);
       std::vector<double> first;
       for (const int threads : {1, 2, 3, 0}) {
-        place.call.options.threads = threads;
+        place.call.execution.threads = threads;
         const ConstView q = place.call.q.view(), k = place.call.k.view(), v = place.call.v.view();
-        shard_states(q, k, place.shard, place.states, place.call.options);
+        shard_states(q, k, place.shard, place.states, place.call.options, place.call.execution);
         std::vector<RowScale> rows;
         for (const RowState& state : place.states) rows.push_back({state.max, 1.5});
-        shard_sums(q, k, place.shard, rows, place.sums, place.call.options);
-        shard_attention(q, k, v, place.shard, rows, place.out.view(), place.mass, place.call.options);
+        shard_sums(q, k, place.shard, rows, place.sums, place.call.options, place.call.execution);
+        shard_attention(q, k, v, place.shard, rows, place.out.view(), place.mass, place.call.options,
+                        place.call.execution);
         std::vector<double> all = place.out.values();
         all.insert(all.end(), place.mass.begin(), place.mass.end());
         for (const RowState& s : place.states) all.insert(all.end(), {s.min, s.max, s.z, s.t, s.u});

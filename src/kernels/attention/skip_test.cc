@@ -43,8 +43,8 @@ struct Free {
   std::vector<T> run(const Rule& rule, double epsilon, TileCounts& counts) const {
     std::vector<T> out(index_of(rows * 3));
     attention({q.data(), {1, 1, rows, 6}}, {k.data(), {1, 1, kFarKeys, 6}}, {v.data(), {1, 1, kFarKeys, 3}},
-              {out.data(), {1, 1, rows, 3}},
-              {.rule = rule, .scale = 1.0, .tile_counts = &counts, .skip_epsilon = epsilon});
+              {out.data(), {1, 1, rows, 3}}, {.rule = rule, .scale = 1.0, .skip_epsilon = epsilon},
+              {.tile_counts = &counts});
     return out;
   }
 
@@ -173,7 +173,7 @@ void check_local(const oracle::Rule& rule, DType type) {
   p.rules = {rule};
   AttentionCall call(p, type, type);
   TileCounts counts;
-  call.options.tile_counts = &counts;
+  call.outputs.tile_counts = &counts;
   call.forward();
   EXPECT_EQ(counts.tiles, 80);
   EXPECT_GE(counts.skipped, 50);
@@ -205,13 +205,14 @@ TEST(AttentionSkip, SparesMostTilesOfLocalAttention) {
 // In a buffer whose other bytes must stay as they are.
 void check_workspace(const oracle::Attention& p, DType type, int threads, std::size_t shift) {
   AttentionCall call(p, type, type);
-  call.options.threads = threads;
+  call.execution.threads = threads;
   call.forward();
   const Result expected{call.out.values(), call.stats};
-  const std::size_t size = attention_workspace(call.q.view(), call.k.view(), call.v.view(), call.options);
+  const std::size_t size = attention_workspace(call.q.view(), call.k.view(), call.v.view(), call.options,
+                                               call.outputs, call.execution);
   ASSERT_GT(size, 0U);
   std::vector<std::byte> buffer(size + shift + 64, std::byte{0xA5});
-  call.options.workspace = std::span(buffer).subspan(shift, size);
+  call.execution.workspace = std::span(buffer).subspan(shift, size);
   call.out.fill(kNaN);
   call.forward();
   EXPECT_TRUE(same({call.out.values(), call.stats}, expected));
@@ -219,7 +220,7 @@ void check_workspace(const oracle::Attention& p, DType type, int threads, std::s
     if (n >= shift && n < shift + size) continue;
     ASSERT_EQ(buffer[n], std::byte{0xA5}) << n;
   }
-  call.options.workspace = std::span(buffer).subspan(shift, size - 1);
+  call.execution.workspace = std::span(buffer).subspan(shift, size - 1);
   call.out.fill(kNaN);
   try {
     call.forward();
@@ -255,7 +256,7 @@ TEST(AttentionWorkspace, MayLieAnywhereAndIsNoLargerThanItSays) {
 std::size_t workspace_of(std::int64_t N, std::int64_t M, DType type) {
   const void* const anything = nullptr;
   const ConstView q(anything, type, {1, 1, N, 64}), k(anything, type, {1, 1, M, 64});
-  return attention_workspace(q, k, k, {.rule = Rule::paper(), .causal = true, .threads = 1});
+  return attention_workspace(q, k, k, {.rule = Rule::paper(), .causal = true}, {}, {.threads = 1});
 }
 
 TEST(AttentionWorkspace, GrowsNoFasterThanQueriesAndKeys) {

@@ -155,7 +155,7 @@ HWY_INLINE void AddRule(const BackwardRow<T>& row, const Rule& rule, const Backw
                         BackwardLine& line) {
   const double beta = row.stats.beta;
   const double b = sums.wyg - sums.wg * sums.wy;
-  if (!rule.solves()) {
+  if (!rule.needs_search()) {
     RowState state;
     state.count = static_cast<std::int64_t>(row.stats.count);
     state.max = row.stats.max;

@@ -105,7 +105,8 @@ namespace kernels {
 HWY_EXPORT(BackwardRows);
 }  // namespace kernels
 
-void softmax_backward(ConstView in, ConstView dout, View din, const SoftmaxBackwardOptions& options) {
+void softmax_backward(ConstView in, ConstView dout, View din, const SoftmaxOptions& options,
+                      const SoftmaxBackwardOptions& backward, const Execution& execution) {
   const core::Rows rows(in, options.axis);
   kernels::RowJob job{.rows = rows,
                       .rule = options.rule,
@@ -114,16 +115,16 @@ void softmax_backward(ConstView in, ConstView dout, View din, const SoftmaxBackw
                       .out = rows.output(din, "din"),
                       .mask = rows.mask(options.mask),
                       .lengths = options.lengths,
-                      .saved_stats = options.stats,
-                      .through_rule = options.beta_gradient == BetaGradient::through_rule};
+                      .saved_stats = backward.stats,
+                      .through_rule = backward.beta_gradient == BetaGradient::through_rule};
   rows.check_lengths(options.lengths);
-  if (!options.stats.empty()) rows.check_per_row(options.stats.size(), "stats");
+  if (!backward.stats.empty()) rows.check_per_row(backward.stats.size(), "stats");
   core::check_same_or_apart(rows, job.out, "din", job.in, "in");
   core::check_same_or_apart(rows, job.out, "din", job.dout, "dout");
   core::check_apart({job.out, "din"}, {job.mask, "mask"});
   core::check_apart({job.out, "din"}, {options.lengths, "lengths"});
-  core::check_apart({job.out, "din"}, {options.stats, "stats"});
-  const int threads = core::resolve_threads(options.threads);
+  core::check_apart({job.out, "din"}, {backward.stats, "stats"});
+  const int threads = core::resolve_threads(execution.threads);
   const bool buffered = !kernels::is_direct(job.in, rows.keys()) || job.mask.data != nullptr;
   kernels::run_rows(job, WHET_DISPATCH(kernels::BackwardRows), threads, buffered);
 }

@@ -45,16 +45,16 @@ void check_gradient(const Problem<T>& problem, const RuleCase& rule) {
   const ConstView mask(flags.get(), sizes);
   std::vector<T> w(n);
   RowStats stats{};
-  softmax(in, View(w.data(), sizes), {.rule = rule.rule, .mask = mask, .stats = std::span(&stats, 1)});
+  softmax(in, View(w.data(), sizes), {.rule = rule.rule, .mask = mask}, {.stats = std::span(&stats, 1)});
   const oracle::Row row(to_double(problem.x), problem.visible);
   for (BetaGradient mode : kBoth) {
     SCOPED_TRACE(mode == BetaGradient::held ? "held" : "through the rule");
     std::vector<T> with_stats(n, T{7});
     std::vector<T> without(n, T{7});
-    softmax_backward(in, dout, View(with_stats.data(), sizes),
-                     {.rule = rule.rule, .beta_gradient = mode, .mask = mask, .stats = std::span(&stats, 1)});
-    softmax_backward(in, dout, View(without.data(), sizes),
-                     {.rule = rule.rule, .beta_gradient = mode, .mask = mask});
+    softmax_backward(in, dout, View(with_stats.data(), sizes), {.rule = rule.rule, .mask = mask},
+                     {.beta_gradient = mode, .stats = std::span(&stats, 1)});
+    softmax_backward(in, dout, View(without.data(), sizes), {.rule = rule.rule, .mask = mask},
+                     {.beta_gradient = mode});
     expect_gradient<T>(row, to_double(problem.g), rule.plain, mode, stats.beta, with_stats);
     expect_gradient<T>(row, to_double(problem.g), rule.plain, mode, stats.beta, without);
   }
@@ -126,14 +126,12 @@ void check_hidden_keys_of_broken_rows(const RuleCase& rule, double poison) {
   const Dims sizes = {kKeys};
   RowStats stats{};
   softmax(ConstView(x.data(), sizes), View(w.data(), sizes),
-          {.rule = rule.rule, .mask = {flags, sizes}, .lengths = length, .stats = std::span(&stats, 1)});
+          {.rule = rule.rule, .mask = {flags, sizes}, .lengths = length}, {.stats = std::span(&stats, 1)});
   for (const bool saved : {false, true}) {
     std::vector<T> dx(kKeys, T{7});
     softmax_backward(ConstView(x.data(), sizes), ConstView(g.data(), sizes), View(dx.data(), sizes),
-                     {.rule = rule.rule,
-                      .mask = {flags, sizes},
-                      .lengths = length,
-                      .stats = std::span<const RowStats>(&stats, saved ? 1 : 0)});
+                     {.rule = rule.rule, .mask = {flags, sizes}, .lengths = length},
+                     {.stats = std::span<const RowStats>(&stats, saved ? 1 : 0)});
     for (std::size_t i = 0; i < kKeys; ++i) {
       const bool hidden = i >= kLength || !flags[i] || i == 7;
       EXPECT_TRUE(hidden ? dx[i] == T{0} : std::isnan(dx[i])) << "key " << i << ", " << dx[i];
@@ -163,10 +161,10 @@ TEST(SoftmaxGradient, IsZeroForRowsWithoutVisibleKeysAndNeverNaN) {
     for (const RuleCase& rule : rule_cases()) {
       std::vector<RowStats> stats(4);
       std::vector<double> w(40), dx(40, 7);
-      softmax(ConstView(x.data(), {4, 10}), View(w.data(), {4, 10}),
-              {.rule = rule.rule, .lengths = lengths, .stats = std::span(stats)});
+      softmax(ConstView(x.data(), {4, 10}), View(w.data(), {4, 10}), {.rule = rule.rule, .lengths = lengths},
+              {.stats = std::span(stats)});
       softmax_backward(ConstView(x.data(), {4, 10}), ConstView(g.data(), {4, 10}), View(dx.data(), {4, 10}),
-                       {.rule = rule.rule, .lengths = lengths, .stats = stats});
+                       {.rule = rule.rule, .lengths = lengths}, {.stats = stats});
       for (std::size_t r = 0; r < 4; ++r) {
         SCOPED_TRACE("row " + std::to_string(r) + ", rule " + rule.rule.name());
         const auto part = [&](const std::vector<double>& all) {
@@ -233,10 +231,10 @@ TEST(SoftmaxGradient, HeldEqualsFiniteDifferencesAtFixedBeta) {
   for (const RuleCase& rule : rule_cases()) {
     std::vector<double> w(12), dx(12);
     RowStats stats{};
-    softmax(ConstView(x.data(), {12}), View(w.data(), {12}),
-            {.rule = rule.rule, .stats = std::span(&stats, 1)});
+    softmax(ConstView(x.data(), {12}), View(w.data(), {12}), {.rule = rule.rule},
+            {.stats = std::span(&stats, 1)});
     softmax_backward(ConstView(x.data(), {12}), ConstView(g.data(), {12}), View(dx.data(), {12}),
-                     {.rule = rule.rule, .beta_gradient = BetaGradient::held});
+                     {.rule = rule.rule}, {.beta_gradient = BetaGradient::held});
     const Rule fixed = Rule::fixed(stats.beta);
     for (std::size_t i = 0; i < 12; ++i) {
       const double expected =
@@ -289,7 +287,7 @@ TEST(SoftmaxGradient, MayOverwriteItsInputs) {
     for (const RuleCase& rule : rule_cases()) {
       SCOPED_TRACE(rule.rule.name());
       std::vector<float> dx(210), over_g = g, over_x = x, both = x, square(210);
-      const SoftmaxBackwardOptions options{.rule = rule.rule};
+      const SoftmaxOptions options{.rule = rule.rule};
       softmax_backward(ConstView(x.data(), sizes), ConstView(g.data(), sizes), View(dx.data(), sizes),
                        options);
       softmax_backward(ConstView(x.data(), sizes), ConstView(over_g.data(), sizes),
@@ -322,8 +320,8 @@ TEST(SoftmaxGradient, TakesAnyStrides) {
         const oracle::Row row(in.row(1, r));
         std::vector<double> w(23);
         RowStats stats{};
-        softmax(ConstView(row.x.data(), {23}), View(w.data(), {23}),
-                {.rule = rule.rule, .stats = std::span(&stats, 1)});
+        softmax(ConstView(row.x.data(), {23}), View(w.data(), {23}), {.rule = rule.rule},
+                {.stats = std::span(&stats, 1)});
         expect_gradient<double>(row, dout.row(1, r), rule.plain, BetaGradient::through_rule, stats.beta,
                                 din.row(1, r));
       }

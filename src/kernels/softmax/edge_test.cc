@@ -34,8 +34,8 @@ Everything<T> run(const std::vector<T>& x, const std::vector<T>& g, const Rule& 
                   std::span<const std::int64_t> lengths = {}) {
   const Dims sizes = {static_cast<std::int64_t>(x.size())};
   Everything<T> all{std::vector<T>(x.size(), T{7}), std::vector<T>(x.size(), T{7}), {}, {}};
-  softmax(ConstView(x.data(), sizes), View(all.weights.data(), sizes),
-          {.rule = rule, .lengths = lengths, .stats = std::span(&all.stats, 1)});
+  softmax(ConstView(x.data(), sizes), View(all.weights.data(), sizes), {.rule = rule, .lengths = lengths},
+          {.stats = std::span(&all.stats, 1)});
   softmax_backward(ConstView(x.data(), sizes), ConstView(g.data(), sizes), View(all.gradient.data(), sizes),
                    {.rule = rule, .lengths = lengths});
   states(ConstView(x.data(), sizes), std::span(&all.state, 1), {.lengths = lengths});
@@ -102,7 +102,7 @@ TEST(SoftmaxEdge, RowsWithoutAnyKeysHaveStats) {
     std::vector<RowStats> stats(3);
     std::vector<RowState> row_states(3);
     softmax(ConstView(static_cast<const float*>(nullptr), {3, 0}), View(static_cast<float*>(nullptr), {3, 0}),
-            {.rule = rule.rule, .stats = std::span(stats)});
+            {.rule = rule.rule}, {.stats = std::span(stats)});
     states(ConstView(static_cast<const float*>(nullptr), {3, 0}), std::span(row_states));
     for (std::size_t row = 0; row < 3; ++row) {
       expect_no_keys(stats[row]);
@@ -193,7 +193,7 @@ void check_broken_row(const Rule& rule, double poison, std::size_t n) {
   const Dims sizes = {5, static_cast<std::int64_t>(n)};
   const auto run_all = [&](std::vector<T>& w, std::vector<T>& dx, std::vector<RowStats>& stats,
                            std::vector<RowState>& row_states) {
-    softmax(ConstView(x.data(), sizes), View(w.data(), sizes), {.rule = rule, .stats = std::span(stats)});
+    softmax(ConstView(x.data(), sizes), View(w.data(), sizes), {.rule = rule}, {.stats = std::span(stats)});
     softmax_backward(ConstView(x.data(), sizes), ConstView(g.data(), sizes), View(dx.data(), sizes),
                      {.rule = rule});
     states(ConstView(x.data(), sizes), std::span(row_states));

@@ -28,14 +28,14 @@ struct Call {
     row_states = states_data;
   }
 
-  SoftmaxOptions options() const {
-    return {.axis = axis, .mask = mask, .lengths = lengths, .stats = stats, .threads = threads};
+  SoftmaxOptions options() const { return {.axis = axis, .mask = mask, .lengths = lengths}; }
+  void run_softmax() const { softmax(in, out, options(), {.stats = stats}, {.threads = threads}); }
+  void run_sharpen() const { sharpen(in, out, options(), {.stats = stats}, {.threads = threads}); }
+  void run_backward() const {
+    softmax_backward(in, dout, out, options(), {.stats = stats}, {.threads = threads});
   }
-  SoftmaxBackwardOptions backward_options() const {
-    return {.axis = axis, .mask = mask, .lengths = lengths, .stats = stats, .threads = threads};
-  }
-  StatesOptions states_options() const {
-    return {.axis = axis, .mask = mask, .lengths = lengths, .threads = threads};
+  void run_states() const {
+    states(in, row_states, {.axis = axis, .mask = mask, .lengths = lengths}, {.threads = threads});
   }
 
   bool untouched() const {
@@ -76,19 +76,17 @@ void expect_error_naming(const std::string& argument, const Call& call, const st
 }
 
 void forward_refuses(const std::string& argument, const Call& call) {
-  expect_error_naming(argument, call, "softmax", [&] { softmax(call.in, call.out, call.options()); });
-  expect_error_naming(argument, call, "sharpen", [&] { sharpen(call.in, call.out, call.options()); });
+  expect_error_naming(argument, call, "softmax", [&] { call.run_softmax(); });
+  expect_error_naming(argument, call, "sharpen", [&] { call.run_sharpen(); });
 }
 
 // In backward the output is called din.
 void backward_refuses(const std::string& argument, const Call& call) {
-  expect_error_naming(argument, call, "softmax_backward",
-                      [&] { softmax_backward(call.in, call.dout, call.out, call.backward_options()); });
+  expect_error_naming(argument, call, "softmax_backward", [&] { call.run_backward(); });
 }
 
 void states_refuse(const std::string& argument, const Call& call) {
-  expect_error_naming(argument, call, "states",
-                      [&] { states(call.in, call.row_states, call.states_options()); });
+  expect_error_naming(argument, call, "states", [&] { call.run_states(); });
 }
 
 void all_refuse(const std::string& argument, const Call& call) {
@@ -104,10 +102,10 @@ void outputs_refuse(const Call& call) {
 
 TEST(SoftmaxErrors, AreNotGivenForARightCall) {
   Call call;
-  EXPECT_NO_THROW(softmax(call.in, call.out, call.options()));
-  EXPECT_NO_THROW(sharpen(call.in, call.out, call.options()));
-  EXPECT_NO_THROW(softmax_backward(call.in, call.dout, call.out, call.backward_options()));
-  EXPECT_NO_THROW(states(call.in, call.row_states, call.states_options()));
+  EXPECT_NO_THROW(call.run_softmax());
+  EXPECT_NO_THROW(call.run_sharpen());
+  EXPECT_NO_THROW(call.run_backward());
+  EXPECT_NO_THROW(call.run_states());
 }
 
 TEST(SoftmaxErrors, NineAxesDontFitAView) {
@@ -208,7 +206,7 @@ TEST(SoftmaxErrors, OverlapOfInputAndOutput) {
   call.out = View(call.in_data.data() + 5, {1, 6});
   outputs_refuse(call);
   call.out = View(call.in_data.data() + 6, {1, 6});  // side by side
-  EXPECT_NO_THROW(softmax(call.in, call.out, call.options()));
+  EXPECT_NO_THROW(call.run_softmax());
 }
 
 TEST(SoftmaxErrors, OverlapWithOtherStrides) {
@@ -325,13 +323,13 @@ TEST(SoftmaxErrors, StatsAndStatesMayNotOverlapWhatIsRead) {
   std::vector<std::int64_t> lengths(400, 2);
   const Dims sizes = {40, 2};
   const auto stats = std::span(reinterpret_cast<RowStats*>(lengths.data()), 40);
-  EXPECT_THROW(softmax({x.data(), sizes}, {w.data(), sizes},
-                       {.lengths = std::span(lengths).first(40), .stats = stats}),
+  EXPECT_THROW(softmax({x.data(), sizes}, {w.data(), sizes}, {.lengths = std::span(lengths).first(40)},
+                       {.stats = stats}),
                Error);
   const auto states_of = std::span(reinterpret_cast<RowState*>(lengths.data()), 40);
   EXPECT_THROW(states({x.data(), sizes}, states_of, {.lengths = std::span(lengths).first(40)}), Error);
   std::vector<RowStats> big(40);
-  EXPECT_THROW(softmax({x.data(), sizes}, {reinterpret_cast<float*>(big.data()), sizes}, {.stats = big}),
+  EXPECT_THROW(softmax({x.data(), sizes}, {reinterpret_cast<float*>(big.data()), sizes}, {}, {.stats = big}),
                Error);
   for (const std::int64_t length : lengths) EXPECT_EQ(length, 2);
 }

@@ -85,7 +85,7 @@ void check_layout(const Layout& layout, const RuleCase& rule) {
   const std::size_t rows = static_cast<std::size_t>(in.rows(axis));
   std::vector<RowStats> stats(rows);
   std::vector<RowState> row_states(rows);
-  softmax(in.view(), out.view(), {.rule = rule.rule, .axis = layout.axis, .stats = std::span(stats)});
+  softmax(in.view(), out.view(), {.rule = rule.rule, .axis = layout.axis}, {.stats = std::span(stats)});
   states(in.view(), std::span(row_states), {.axis = layout.axis});
   for (std::size_t r = 0; r < rows; ++r) {
     const std::int64_t row = static_cast<std::int64_t>(r);
@@ -213,8 +213,8 @@ void check_mask(const MaskLayout& layout, const RuleCase& rule, int axis, bool w
   }
   std::vector<RowStats> stats(rows);
   std::vector<RowState> row_states(rows);
-  softmax(in.view(), out.view(),
-          {.rule = rule.rule, .axis = axis, .mask = mask, .lengths = lengths, .stats = std::span(stats)});
+  softmax(in.view(), out.view(), {.rule = rule.rule, .axis = axis, .mask = mask, .lengths = lengths},
+          {.stats = std::span(stats)});
   states(in.view(), std::span(row_states), {.axis = axis, .mask = mask, .lengths = lengths});
   for (std::size_t r = 0; r < rows; ++r) {
     SCOPED_TRACE("row " + std::to_string(r));
@@ -266,11 +266,11 @@ TEST(SoftmaxMask, EqualsMinusInfinityAndLengths) {
         RowStats stats[3];
         const oracle::Row expected(to_double(hidden));
         softmax(ConstView(x.data(), sizes), View(by_mask.data(), sizes),
-                {.rule = rule.rule, .mask = {flags.data.get(), sizes}, .stats = std::span(&stats[0], 1)});
-        softmax(ConstView(hidden.data(), sizes), View(by_infinity.data(), sizes),
-                {.rule = rule.rule, .stats = std::span(&stats[1], 1)});
+                {.rule = rule.rule, .mask = {flags.data.get(), sizes}}, {.stats = std::span(&stats[0], 1)});
+        softmax(ConstView(hidden.data(), sizes), View(by_infinity.data(), sizes), {.rule = rule.rule},
+                {.stats = std::span(&stats[1], 1)});
         softmax(ConstView(x.data(), sizes), View(by_length.data(), sizes),
-                {.rule = rule.rule, .lengths = length, .stats = std::span(&stats[2], 1)});
+                {.rule = rule.rule, .lengths = length}, {.stats = std::span(&stats[2], 1)});
         expect_contract<float>(expected, rule.plain, by_mask, stats[0]);
         expect_contract<float>(expected, rule.plain, by_infinity, stats[1]);
         expect_contract<float>(expected, rule.plain, by_length, stats[2]);
@@ -304,7 +304,7 @@ TEST(SoftmaxBits, DoNotDependOnStats) {
       std::vector<float> with(1000), without(1000);
       RowStats stats[1];
       softmax({x.data(), {1000}}, {without.data(), {1000}}, {.rule = rule.rule});
-      softmax({x.data(), {1000}}, {with.data(), {1000}}, {.rule = rule.rule, .stats = stats});
+      softmax({x.data(), {1000}}, {with.data(), {1000}}, {.rule = rule.rule}, {.stats = stats});
       EXPECT_EQ(with, without) << rule.rule.name();
     }
   });

@@ -64,7 +64,7 @@ struct Chosen {
   const T* weights;
 };
 
-// beta for a rule that solves(). A sweep that is likely the last leaves its weights in `room` (may be
+// beta for a rule that needs_search(). A sweep that is likely the last leaves its weights in `room` (may be
 // null) and is the answer then. At a large beta only keys near the maximum count: they are moved
 // together in `room` and swept alone, unless the search comes back to a smaller beta.
 template <typename T>
@@ -131,10 +131,10 @@ HWY_INLINE RowState StateOf(const T* x, std::int64_t n, const Extremes<T>& ends,
 
 // What a rule must see before it can choose.
 inline bool needs_entropy(const Rule& rule) {
-  return rule.kind() == Rule::Kind::paper || rule.kind() == Rule::Kind::polynomial || rule.solves();
+  return rule.kind() == Rule::Kind::paper || rule.kind() == Rule::Kind::polynomial || rule.needs_search();
 }
 inline bool needs_count(const Rule& rule) {
-  return rule.kind() == Rule::Kind::log_length || rule.kind() == Rule::Kind::ssmax || rule.solves();
+  return rule.kind() == Rule::Kind::log_length || rule.kind() == Rule::Kind::ssmax || rule.needs_search();
 }
 
 // Chooses beta for the row x. Sweeps after which x isn't needed any more leave their weights in `out`
@@ -152,7 +152,7 @@ HWY_INLINE Chosen<T> Choose(const T* x, std::int64_t n, const Rule& rule, bool f
     return {beta, Measure<0>(x, out, n, ends.max, beta, next), out};
   }
   Chosen<T> one{1, {}, nullptr};
-  if (rule.solves()) {
+  if (rule.needs_search()) {
     T* nowhere = nullptr;
     state = StateOf<4>(x, n, ends, nowhere, next, one.sums);
     if (state.count <= 1 || std::isnan(state.z)) return one;

@@ -115,7 +115,8 @@ std::int64_t softmax_target() { return WHET_DISPATCH(SoftmaxTarget)(); }
 
 namespace {
 
-void run_softmax(ConstView in, View out, const SoftmaxOptions& options, bool in_is_probabilities) {
+void run_softmax(ConstView in, View out, const SoftmaxOptions& options, const SoftmaxOutputs& outputs,
+                 const Execution& execution, bool in_is_probabilities) {
   const core::Rows rows(in, options.axis);
   RowJob job{.rows = rows,
              .rule = options.rule,
@@ -123,23 +124,24 @@ void run_softmax(ConstView in, View out, const SoftmaxOptions& options, bool in_
              .out = rows.output(out, "out"),
              .mask = rows.mask(options.mask),
              .lengths = options.lengths,
-             .stats = options.stats,
+             .stats = outputs.stats,
              .in_is_probabilities = in_is_probabilities};
   rows.check_lengths(options.lengths);
-  if (!options.stats.empty()) rows.check_per_row(options.stats.size(), "stats");
+  if (!outputs.stats.empty()) rows.check_per_row(outputs.stats.size(), "stats");
   core::check_same_or_apart(rows, job.out, "out", job.in, "in");
-  const core::Extent written[] = {{job.out, "out"}, {options.stats, "stats"}};
+  const core::Extent written[] = {{job.out, "out"}, {outputs.stats, "stats"}};
   for (const core::Extent& w : written) {
     core::check_apart(w, {job.mask, "mask"});
     core::check_apart(w, {options.lengths, "lengths"});
   }
   core::check_apart(written[1], {job.in, "in"});
   core::check_apart(written[1], written[0]);
-  const int threads = core::resolve_threads(options.threads);
+  const int threads = core::resolve_threads(execution.threads);
 
   const bool direct_in = is_direct(job.in, rows.keys()) && job.mask.data == nullptr;
   const bool in_place = job.in.data == job.out.data;
-  const bool buffered = !direct_in || !is_direct(job.out, rows.keys()) || (in_place && options.rule.solves());
+  const bool buffered =
+      !direct_in || !is_direct(job.out, rows.keys()) || (in_place && options.rule.needs_search());
   run_rows(job, WHET_DISPATCH(SoftmaxRows), threads, buffered);
 }
 
@@ -147,15 +149,17 @@ void run_softmax(ConstView in, View out, const SoftmaxOptions& options, bool in_
 
 }  // namespace kernels
 
-void softmax(ConstView in, View out, const SoftmaxOptions& options) {
-  kernels::run_softmax(in, out, options, false);
+void softmax(ConstView in, View out, const SoftmaxOptions& options, const SoftmaxOutputs& outputs,
+             const Execution& execution) {
+  kernels::run_softmax(in, out, options, outputs, execution, false);
 }
 
-void sharpen(ConstView in, View out, const SoftmaxOptions& options) {
-  kernels::run_softmax(in, out, options, true);
+void sharpen(ConstView in, View out, const SoftmaxOptions& options, const SoftmaxOutputs& outputs,
+             const Execution& execution) {
+  kernels::run_softmax(in, out, options, outputs, execution, true);
 }
 
-void states(ConstView in, std::span<RowState> out, const StatesOptions& options) {
+void states(ConstView in, std::span<RowState> out, const StatesOptions& options, const Execution& execution) {
   const core::Rows rows(in, options.axis);
   kernels::RowJob job{.rows = rows,
                       .in = rows.array(in, "in"),
@@ -167,7 +171,7 @@ void states(ConstView in, std::span<RowState> out, const StatesOptions& options)
   core::check_apart({out, "out"}, {job.in, "in"});
   core::check_apart({out, "out"}, {job.mask, "mask"});
   core::check_apart({out, "out"}, {options.lengths, "lengths"});
-  const int threads = core::resolve_threads(options.threads);
+  const int threads = core::resolve_threads(execution.threads);
   const bool buffered = !kernels::is_direct(job.in, rows.keys()) || job.mask.data != nullptr;
   kernels::run_rows(job, WHET_DISPATCH(kernels::StateRows), threads, buffered);
 }

@@ -37,8 +37,8 @@ template <typename T>
 void check_softmax(const std::vector<T>& x, const RuleCase& rule) {
   std::vector<T> w(x.size(), T{-1});
   RowStats stats{};
-  softmax(ConstView(x.data(), {signed_size(x)}), View(w.data(), {signed_size(w)}),
-          {.rule = rule.rule, .stats = std::span(&stats, 1)});
+  softmax(ConstView(x.data(), {signed_size(x)}), View(w.data(), {signed_size(w)}), {.rule = rule.rule},
+          {.stats = std::span(&stats, 1)});
   expect_contract<T>(oracle::Row(to_double(x)), rule.plain, w, stats);
 }
 
@@ -113,10 +113,10 @@ void check_hidden_keys_dont_underflow(const Rule& rule) {
   std::vector<T> w(x.size()), dx(x.size());
   const Dims sizes = {signed_size(x)};
   std::feclearexcept(FE_UNDERFLOW);
-  softmax(ConstView(x.data(), sizes), View(w.data(), sizes), {.rule = rule, .threads = 1});
+  softmax(ConstView(x.data(), sizes), View(w.data(), sizes), {.rule = rule}, {}, {.threads = 1});
   EXPECT_FALSE(std::fetestexcept(FE_UNDERFLOW)) << "forward, rule " << rule.name();
   softmax_backward(ConstView(x.data(), sizes), ConstView(g.data(), sizes), View(dx.data(), sizes),
-                   {.rule = rule, .threads = 1});
+                   {.rule = rule}, {}, {.threads = 1});
   EXPECT_FALSE(std::fetestexcept(FE_UNDERFLOW)) << "backward, rule " << rule.name();
 }
 
@@ -199,12 +199,12 @@ TEST(SoftmaxContract, BetaOfATargetIsNeverBelowOne) {
 TEST(SoftmaxContract, OracleSolvesToTheSameBeta) {
   Random random(4);
   for (const RuleCase& rule : rule_cases()) {
-    if (!rule.rule.solves()) continue;
+    if (!rule.rule.needs_search()) continue;
     const std::vector<double> x = gaussian_row<double>(random, 60);
     std::vector<double> w(x.size());
     RowStats stats{};
-    softmax(ConstView(x.data(), {60}), View(w.data(), {60}),
-            {.rule = rule.rule, .stats = std::span(&stats, 1)});
+    softmax(ConstView(x.data(), {60}), View(w.data(), {60}), {.rule = rule.rule},
+            {.stats = std::span(&stats, 1)});
     // A residual r moves beta by r beta / |d target / d ln beta|, here at most a few r.
     EXPECT_NEAR(stats.beta, oracle::beta<double>(oracle::Row(x), rule.plain),
                 100 * residual_bound<double>(rule.plain, 60))
@@ -236,12 +236,12 @@ TYPED_TEST(SoftmaxOf16Bits, IsTheRoundedResultOfF32) {
           std::vector<Storage> w(n);
           std::vector<float> w32(n);
           RowStats stats{}, stats32{};
-          softmax(ConstView(x.data(), sizes), View(w.data(), sizes),
-                  {.rule = rule.rule, .stats = std::span(&stats, 1)});
+          softmax(ConstView(x.data(), sizes), View(w.data(), sizes), {.rule = rule.rule},
+                  {.stats = std::span(&stats, 1)});
           // A search may end at another beta within its tolerance: then the f32 result at that beta.
-          const Rule same = rule.rule.solves() ? Rule::fixed(stats.beta) : rule.rule;
-          softmax(ConstView(x32.data(), sizes), View(w32.data(), sizes),
-                  {.rule = same, .stats = std::span(&stats32, 1)});
+          const Rule same = rule.rule.needs_search() ? Rule::fixed(stats.beta) : rule.rule;
+          softmax(ConstView(x32.data(), sizes), View(w32.data(), sizes), {.rule = same},
+                  {.stats = std::span(&stats32, 1)});
           EXPECT_EQ(stats.beta, stats32.beta);
           EXPECT_EQ(stats.entropy, stats32.entropy);
           for (std::size_t i = 0; i < n; ++i) {
@@ -331,11 +331,11 @@ Bits bits_of(const std::vector<T>& x, const std::vector<T>& g, const Dims& sizes
   std::vector<T> dx(x.size());
   std::vector<RowStats> stats(rows);
   std::vector<RowState> row_states(rows);
-  softmax(ConstView(x.data(), sizes), View(w.data(), sizes),
-          {.rule = rule, .stats = std::span(stats), .threads = threads});
-  states(ConstView(x.data(), sizes), std::span(row_states), {.threads = threads});
+  softmax(ConstView(x.data(), sizes), View(w.data(), sizes), {.rule = rule}, {.stats = std::span(stats)},
+          {.threads = threads});
+  states(ConstView(x.data(), sizes), std::span(row_states), {}, {.threads = threads});
   softmax_backward(ConstView(x.data(), sizes), ConstView(g.data(), sizes), View(dx.data(), sizes),
-                   {.rule = rule, .threads = threads});
+                   {.rule = rule}, {}, {.threads = threads});
   return {bytes_of(w), bytes_of(stats), bytes_of(row_states), bytes_of(dx)};
 }
 

@@ -1,0 +1,75 @@
+#include "core/normalizer.h"
+
+#include <whet/normalizer.h>
+
+#include <cmath>
+
+#include "core/arguments.h"
+
+namespace whet {
+
+namespace core {
+
+namespace {
+
+constexpr NormalizerEntry kNormalizers[] = {{"softmax"}};
+
+std::string known_names(std::span<const NormalizerEntry> table) {
+  std::string names;
+  for (const NormalizerEntry& entry : table) {
+    names += (names.empty() ? "" : ", ") + std::string(entry.name) + (entry.parameter ? ":P" : "");
+  }
+  return names;
+}
+
+double checked_parameter(std::string_view given, const NormalizerEntry& entry) {
+  const ParameterRange& range = *entry.parameter;
+  const auto value = number(given);
+  if (value && *value > range.above && *value <= range.most &&
+      !(range.whole && std::trunc(*value) != *value)) {
+    return *value;
+  }
+  std::string allowed =
+      std::string("a ") + (range.whole ? "whole " : "") + "number above " + text(range.above);
+  if (range.most < std::numeric_limits<double>::max()) allowed += " and at most " + text(range.most);
+  fail("normalizer", "the parameter of " + std::string(entry.name) + " is '" + std::string(given) +
+                         "', must be " + allowed);
+}
+
+}  // namespace
+
+std::span<const NormalizerEntry> normalizers() { return kNormalizers; }
+
+NormalizerName parse_normalizer(std::string_view name, std::span<const NormalizerEntry> table) {
+  const std::size_t colon = name.find(':');
+  for (std::size_t i = 0; i < table.size(); ++i) {
+    if (name.substr(0, colon) != table[i].name || (colon != name.npos) != table[i].parameter.has_value())
+      continue;
+    const int index = static_cast<int>(i);
+    if (!table[i].parameter) return {.index = index};
+    return {.index = index, .parameter = checked_parameter(name.substr(colon + 1), table[i])};
+  }
+  fail("normalizer",
+       "'" + std::string(name) + "' is not a normalizer; normalizers are " + known_names(table));
+}
+
+std::string normalizer_name(const NormalizerName& parts, std::span<const NormalizerEntry> table) {
+  const NormalizerEntry& entry = table[static_cast<std::size_t>(parts.index)];
+  return std::string(entry.name) + (entry.parameter ? ":" + text(parts.parameter) : "");
+}
+
+}  // namespace core
+
+Normalizer Normalizer::parse(std::string_view name) {
+  const auto [index, parameter] = core::parse_normalizer(name, core::normalizers());
+  Normalizer result;
+  result.index_ = index;
+  result.parameter_ = parameter;
+  return result;
+}
+
+std::string Normalizer::name() const {
+  return core::normalizer_name({index_, parameter_}, core::normalizers());
+}
+
+}  // namespace whet
