@@ -44,47 +44,96 @@ class _View(ctypes.Structure):
     ]
 
 
-class _Rule(ctypes.Structure):
-    _fields_ = [("kind", c_int32), ("terms", c_int32), ("values", c_double * 12)]
+class _Sized(ctypes.Structure):
+    """A struct that begins with its size; 0 is the default of all else."""
+
+    def __init__(self, **fields: Any) -> None:
+        super().__init__(struct_size=ctypes.sizeof(self), **fields)
 
 
-class _Options(ctypes.Structure):
+class _Execution(_Sized):
     _fields_ = [
         ("struct_size", c_size_t),
-        ("rule", _Rule),
-        ("axis", c_int32),
         ("threads", c_int32),
-        ("hold_beta", c_int32),
         ("reserved", c_int32),
-        ("mask", POINTER(_View)),
-        ("lengths", POINTER(c_int64)),
-        ("stats", POINTER(c_double)),
+        ("workspace", c_void_p),
+        ("workspace_bytes", c_size_t),
     ]
 
 
-class _AttentionOptions(ctypes.Structure):
+class _SoftmaxOptions(_Sized):
     _fields_ = [
         ("struct_size", c_size_t),
-        ("rule", _Rule),
-        ("head_rules", POINTER(_Rule)),
+        ("rule", c_char_p),
+        ("normalizer", c_char_p),
+        ("mask", POINTER(_View)),
+        ("lengths", c_void_p),
+        ("axis_from_last", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class _StatesOptions(_Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("mask", POINTER(_View)),
+        ("lengths", c_void_p),
+        ("axis_from_last", c_int32),
+        ("reserved", c_int32),
+    ]
+
+
+class _SoftmaxOutputs(_Sized):
+    _fields_ = [("struct_size", c_size_t), ("stats", c_void_p), ("stats_size", c_size_t)]
+
+
+class _BackwardOptions(_Sized):
+    """Of softmax and of attention alike."""
+
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("hold_beta", c_int32),
+        ("reserved", c_int32),
+        ("stats", c_void_p),
+        ("stats_size", c_size_t),
+    ]
+
+
+class _AttentionOptions(_Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("rule", c_char_p),
+        ("head_rules", POINTER(c_char_p)),
+        ("normalizer", c_char_p),
+        ("has_scale", c_int32),
+        ("has_skip_epsilon", c_int32),
+        ("has_window_left", c_int32),
+        ("has_window_right", c_int32),
         ("scale", c_double),
-        ("softcap", c_double),
         ("skip_epsilon", c_double),
+        ("window_left", c_int64),
+        ("window_right", c_int64),
+        ("softcap", c_double),
         ("query_scale", POINTER(_View)),
         ("bias", POINTER(_View)),
         ("mask", POINTER(_View)),
         ("sinks", POINTER(_View)),
         ("causal", c_int32),
         ("align_end", c_int32),
-        ("window_left", c_int64),
-        ("window_right", c_int64),
-        ("lengths", POINTER(c_int64)),
+        ("lengths", c_void_p),
         ("lengths_count", c_size_t),
-        ("query_starts", POINTER(c_int64)),
-        ("key_starts", POINTER(c_int64)),
+        ("query_starts", c_void_p),
+        ("key_starts", c_void_p),
         ("starts_count", c_size_t),
+    ]
+
+
+class _AttentionOutputs(_Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
         ("stats", c_void_p),
-        ("weight_rows", POINTER(c_int64)),
+        ("stats_size", c_size_t),
+        ("weight_rows", c_void_p),
         ("weight_rows_count", c_size_t),
         ("weights", POINTER(_View)),
         ("top_k", c_int64),
@@ -92,15 +141,18 @@ class _AttentionOptions(ctypes.Structure):
         ("top_weights", c_void_p),
         ("column_sums", c_void_p),
         ("tile_counts", c_void_p),
-        ("workspace", c_void_p),
-        ("workspace_bytes", c_size_t),
-        ("threads", c_int32),
-        ("hold_beta", c_int32),
     ]
 
 
-class _AttentionGradients(ctypes.Structure):
-    _fields_ = [(name, POINTER(_View)) for name in ("dq", "dk", "dv", "dbias", "dsinks")]
+class _AttentionGradients(_Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("dq", POINTER(_View)),
+        ("dk", POINTER(_View)),
+        ("dv", POINTER(_View)),
+        ("dbias", POINTER(_View)),
+        ("dsinks", POINTER(_View)),
+    ]
 
 
 def _view(array: np.ndarray) -> _View:
@@ -117,14 +169,60 @@ def _view(array: np.ndarray) -> _View:
     )
 
 
-def _address(array: np.ndarray, dtype: DTypeLike, name: str) -> int:
+def _address(array: np.ndarray | None, dtype: DTypeLike, name: str) -> int | None:
+    if array is None:
+        return None
     if array.dtype != dtype or not array.flags.c_contiguous:
         raise WhetError(f"{name} must be a contiguous array of {np.dtype(dtype)}")
     return array.ctypes.data
 
 
+def _stats(stats: np.ndarray | None) -> dict[str, Any]:
+    return {"stats": _address(stats, np.float64, "stats"), "stats_size": 8 * len(STATS_FIELDS)}
+
+
+def _row_options(
+    axis: int = -1, mask: np.ndarray | None = None, lengths: np.ndarray | None = None
+) -> dict[str, Any]:
+    return {
+        "axis_from_last": -1 - axis,
+        "mask": None if mask is None else ctypes.pointer(_view(mask)),
+        "lengths": _address(lengths, np.int64, "lengths"),
+    }
+
+
+def _softmax_options(rule: str = "none", **options: Any) -> _SoftmaxOptions:
+    return _SoftmaxOptions(rule=rule.encode(), **_row_options(**options))
+
+
+def _attention_options(
+    rule: str = "none", causal: bool = False, skip_epsilon: float = SKIP_EPSILON
+) -> _AttentionOptions:
+    return _AttentionOptions(
+        rule=rule.encode(), causal=causal, has_skip_epsilon=1, skip_epsilon=skip_epsilon
+    )
+
+
+def _attention_outputs(
+    stats: np.ndarray | None = None, tile_counts: np.ndarray | None = None
+) -> _AttentionOutputs:
+    counts = _address(tile_counts, np.int64, "tile_counts")
+    return _AttentionOutputs(tile_counts=counts, **_stats(stats))
+
+
+def _backward_options(
+    stats: np.ndarray | None = None, hold_beta: bool = False
+) -> _BackwardOptions:
+    return _BackwardOptions(hold_beta=hold_beta, **_stats(stats))
+
+
 def _gradients(arrays: dict[str, np.ndarray]) -> _AttentionGradients:
     return _AttentionGradients(**{n: ctypes.pointer(_view(a)) for n, a in arrays.items()})
+
+
+def _taken(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    """These of the options, which lose them."""
+    return {name: options.pop(name) for name in names if name in options}
 
 
 class Call:
@@ -144,9 +242,10 @@ class Call:
 class Whet:
     """libwhet. Its kernels return a Call; it runs when it is called.
 
-    Keyword options of softmax, sharpen, backward and states: rule (a name), axis, threads,
-    hold_beta, mask, lengths, stats; of attention and attention_backward: rule, causal,
-    skip_epsilon, threads, hold_beta, stats, tile_counts.
+    Keyword options of softmax, sharpen and backward: rule (a name), axis, mask, lengths, stats,
+    threads, and hold_beta of backward; of states: axis, mask, lengths, threads; of attention and
+    attention_backward: rule, causal, skip_epsilon, stats, threads, tile_counts of attention and
+    hold_beta of attention_backward.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -179,35 +278,41 @@ class Whet:
         self._check(self._c.whet_set_threads(c_int(count)))
 
     def softmax(self, x: np.ndarray, out: np.ndarray, **options: Any) -> Call:
-        return self._call(self._c.whet_softmax, (x, out), options)
+        return self._forward(self._c.whet_softmax, (x, out), options)
 
     def sharpen(self, p: np.ndarray, out: np.ndarray, **options: Any) -> Call:
-        return self._call(self._c.whet_sharpen, (p, out), options)
+        return self._forward(self._c.whet_sharpen, (p, out), options)
 
     def backward(self, x: np.ndarray, dout: np.ndarray, din: np.ndarray, **options: Any) -> Call:
-        return self._call(self._c.whet_softmax_backward, (x, dout, din), options)
+        rest = dict(options)
+        execution = _Execution(**_taken(rest, "threads"))
+        backward = _backward_options(**_taken(rest, "stats", "hold_beta"))
+        structs = (_softmax_options(**rest), backward, execution)
+        return self._call(self._c.whet_softmax_backward, (x, dout, din), structs, options)
 
     def states(self, x: np.ndarray, out: np.ndarray, **options: Any) -> Call:
-        """`out`: one ROW_STATE a row."""
-        settings = self._options(**options)
-        arguments = (byref(_view(x)), c_void_p(_address(out, ROW_STATE, "out")), byref(settings))
+        """`out`: one ROW_STATE per row."""
+        rest = dict(options)
+        execution = _Execution(**_taken(rest, "threads"))
+        settings = _StatesOptions(**_row_options(**rest))
+        address = c_void_p(_address(out, ROW_STATE, "out"))
+        arguments = (byref(_view(x)), address, byref(settings), byref(execution))
         return Call(self, self._c.whet_states, arguments, (x, out, options))
 
     def attention(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray, out: np.ndarray, **options: Any
     ) -> Call:
-        arrays = (q, k, v, out)
-        settings = self._attention_options(**options)
-        arguments = (*(byref(_view(array)) for array in arrays), byref(settings))
-        return Call(self, self._c.whet_attention, arguments, (arrays, options))
+        structs = self._attention_structs(options)
+        return self._call(self._c.whet_attention, (q, k, v, out), structs, options)
 
     def attention_workspace(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any
     ) -> int:
         """Bytes that one such call allocates."""
-        settings, size = self._attention_options(**options), c_size_t()
+        size = c_size_t()
         views = (byref(_view(array)) for array in (q, k, v))
-        self._check(self._c.whet_attention_workspace(*views, byref(settings), byref(size)))
+        structs = map(byref, self._attention_structs(options))
+        self._check(self._c.whet_attention_workspace(*views, *structs, byref(size)))
         return size.value
 
     def attention_backward(
@@ -219,13 +324,10 @@ class Whet:
         gradients: dict[str, np.ndarray],
         **options: Any,
     ) -> Call:
-        """`gradients`: what is wanted by name (dq, dk, dv), and where it goes."""
-        arrays = (q, k, v, dout)
-        settings = self._attention_options(**options)
-        views = (byref(_view(array)) for array in arrays)
-        arguments = (*views, byref(_gradients(gradients)), byref(settings))
-        keep = (arrays, gradients, options)
-        return Call(self, self._c.whet_attention_backward, arguments, keep)
+        """`gradients`: what is computed by name (dq, dk, dv), and where it goes."""
+        structs = self._attention_backward_structs(gradients, options)
+        function = self._c.whet_attention_backward
+        return self._call(function, (q, k, v, dout), structs, (gradients, options))
 
     def attention_backward_workspace(
         self,
@@ -235,64 +337,37 @@ class Whet:
         gradients: dict[str, np.ndarray],
         **options: Any,
     ) -> int:
-        settings, size = self._attention_options(**options), c_size_t()
+        size = c_size_t()
         views = (byref(_view(array)) for array in (q, k, v))
-        arguments = (*views, byref(_gradients(gradients)), byref(settings), byref(size))
-        self._check(self._c.whet_attention_backward_workspace(*arguments))
+        structs = map(byref, self._attention_backward_structs(gradients, options))
+        self._check(self._c.whet_attention_backward_workspace(*views, *structs, byref(size)))
         return size.value
 
-    def _call(self, function: Callable[..., int], arrays: tuple, options: dict) -> Call:
-        views = (byref(_view(array)) for array in arrays)
-        settings = byref(self._options(**options))
-        return Call(self, function, (*views, settings), (arrays, options))
+    def _forward(self, function: Callable[..., int], arrays: tuple, options: dict) -> Call:
+        rest = dict(options)
+        execution = _Execution(**_taken(rest, "threads"))
+        outputs = _SoftmaxOutputs(**_stats(rest.pop("stats", None)))
+        return self._call(function, arrays, (_softmax_options(**rest), outputs, execution), options)
 
-    def _options(
-        self,
-        rule: str = "none",
-        axis: int = -1,
-        threads: int = 0,
-        hold_beta: bool = False,
-        mask: np.ndarray | None = None,
-        lengths: np.ndarray | None = None,
-        stats: np.ndarray | None = None,
-    ) -> _Options:
-        options = _Options(ctypes.sizeof(_Options), _Rule(), axis, threads, hold_beta)
-        self._check(self._c.whet_rule_parse(rule.encode(), byref(options.rule)))
-        if mask is not None:
-            options.mask = ctypes.pointer(_view(mask))
-        if lengths is not None:
-            address = _address(lengths, np.int64, "lengths")
-            options.lengths = ctypes.cast(address, POINTER(c_int64))
-        if stats is not None:
-            address = _address(stats, np.float64, "stats")
-            options.stats = ctypes.cast(address, POINTER(c_double))
-        return options
+    def _attention_structs(self, options: dict) -> tuple[ctypes.Structure, ...]:
+        rest = dict(options)
+        execution = _Execution(**_taken(rest, "threads"))
+        outputs = _attention_outputs(**_taken(rest, "stats", "tile_counts"))
+        return _attention_options(**rest), outputs, execution
 
-    def _attention_options(
-        self,
-        rule: str = "none",
-        causal: bool = False,
-        skip_epsilon: float = SKIP_EPSILON,
-        threads: int = 0,
-        hold_beta: bool = False,
-        stats: np.ndarray | None = None,
-        tile_counts: np.ndarray | None = None,
-    ) -> _AttentionOptions:
-        options = _AttentionOptions(
-            struct_size=ctypes.sizeof(_AttentionOptions),
-            skip_epsilon=skip_epsilon,
-            causal=causal,
-            window_left=-1,
-            window_right=-1,
-            threads=threads,
-            hold_beta=hold_beta,
-        )
-        self._check(self._c.whet_rule_parse(rule.encode(), byref(options.rule)))
-        if stats is not None:
-            options.stats = _address(stats, np.float64, "stats")
-        if tile_counts is not None:
-            options.tile_counts = _address(tile_counts, np.int64, "tile_counts")
-        return options
+    def _attention_backward_structs(
+        self, gradients: dict[str, np.ndarray], options: dict
+    ) -> tuple[ctypes.Structure, ...]:
+        rest = dict(options)
+        execution = _Execution(**_taken(rest, "threads"))
+        backward = _backward_options(**_taken(rest, "stats", "hold_beta"))
+        return _gradients(gradients), _attention_options(**rest), backward, execution
+
+    def _call(
+        self, function: Callable[..., int], arrays: tuple, structs: tuple, keep: Any
+    ) -> Call:
+        arguments = (*(byref(_view(array)) for array in arrays), *map(byref, structs))
+        return Call(self, function, arguments, (arrays, keep))
 
     def _check(self, status: int) -> None:
         if status:

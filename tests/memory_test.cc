@@ -215,7 +215,9 @@ TEST(OutOfMemory, StaysInsideTheCInterface) {
   bf16 x[4] = {};
   const std::int64_t sizes[1] = {4}, wrong[1] = {-4};
   const whet_view good = {x, WHET_BF16, 1, sizes, nullptr}, bad = {x, WHET_BF16, 1, wrong, nullptr};
-  whet_rule rule{};
+  whet_softmax_options misspelt{};
+  misspelt.struct_size = sizeof misspelt;
+  misspelt.rule = "a name that is not a rule";
   for (int k = 0; k < 12; ++k) {
     const auto with_grants = [k](auto&& call) {
       grants = k;
@@ -223,11 +225,11 @@ TEST(OutOfMemory, StaysInsideTheCInterface) {
       grants = -1;
     };
     with_grants([&] {
-      const whet_status status = whet_softmax(&good, &good, nullptr);
+      const whet_status status = whet_softmax(&good, &good, nullptr, nullptr, nullptr);
       EXPECT_TRUE(status == WHET_OK || status == WHET_OUT_OF_MEMORY);
     });
-    with_grants([&] { EXPECT_NE(whet_softmax(&bad, &bad, nullptr), WHET_OK); });
-    with_grants([&] { EXPECT_NE(whet_rule_parse("a name that is not a rule", &rule), WHET_OK); });
+    with_grants([&] { EXPECT_NE(whet_softmax(&bad, &bad, nullptr, nullptr, nullptr), WHET_OK); });
+    with_grants([&] { EXPECT_NE(whet_softmax(&good, &good, &misspelt, nullptr, nullptr), WHET_OK); });
     with_grants([&] { whet_targets(); });
   }
   EXPECT_NE(whet_targets(), nullptr);

@@ -28,7 +28,8 @@ def test_find_package(prefix, tmp_path):
     run("cmake", "-G", "Ninja", "-S", HERE, "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}")
     run("cmake", "--build", tmp_path)
     assert run(tmp_path / "uses_cpp") == "0.25 0.1.0\n"
-    assert "checks passed" in run(tmp_path / "uses_c")
+    for program in ("uses_c", "uses_c_v1"):
+        assert "checks passed" in run(tmp_path / program, tmp_path / "rule")
 
 
 def test_pkg_config(prefix, tmp_path):

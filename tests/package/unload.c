@@ -16,16 +16,16 @@ static void fail(const char* what) {
 }
 
 static void use(const char* path) {
-  whet_status (*softmax)(const whet_view*, const whet_view*, const whet_options*);
+  whet_status (*softmax)(const whet_view*, const whet_view*, const whet_softmax_options*,
+                         const whet_softmax_outputs*, const whet_execution*);
   const int64_t sizes[2] = {kRows, kKeys};
   const whet_view in = {logits, WHET_F32, 2, sizes, NULL}, out = {weights, WHET_F32, 2, sizes, NULL};
-  whet_options options = WHET_OPTIONS_DEFAULT;
+  const whet_execution execution = {.struct_size = sizeof execution, .threads = 4};
   void* library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == NULL) fail(dlerror());
   *(void**)&softmax = dlsym(library, "whet_softmax");
-  options.threads = 4;
   weights[kRows - 1][kKeys - 1] = 0;
-  if (softmax(&in, &out, &options) != WHET_OK) fail("softmax failed");
+  if (softmax(&in, &out, NULL, NULL, &execution) != WHET_OK) fail("softmax failed");
   if (weights[kRows - 1][kKeys - 1] != 1.0f / kKeys) fail("softmax is wrong");
   if (dlclose(library) != 0) fail(dlerror());
   usleep(2000); /* workers go from looking for the next call to waiting for it */

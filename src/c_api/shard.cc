@@ -1,0 +1,124 @@
+#include <memory>
+#include <utility>
+
+#include "c_api/attention.h"
+#include "c_api/convert.h"
+
+struct whet_beta_search {
+  whet::BetaSearch search;
+};
+
+namespace whet::c_api {
+namespace {
+
+static_assert(offsetof(RowSums, w) == offsetof(whet_row_sums, w) &&
+              offsetof(RowScale, beta) == offsetof(whet_row_scale, beta));
+
+Shard shard_of(const whet_shard* given) {
+  required(given, "shard");
+  const whet_shard s = known_part(given, "shard");
+  return {.first_key = s.first_key, .all_keys = s.all_keys};
+}
+
+AttentionOptions shard_options(const whet_attention_options* given) {
+  return options_of(known_part(given, "options"));
+}
+
+// Rows of q or out, (B, H, N, size). 0 where sizes are wrong: the shard functions say what is.
+std::size_t rows_of(const ConstView& view) {
+  std::int64_t rows = 1;
+  for (std::size_t i = 0; i < 3; ++i) {
+    if (view.sizes.size() != 4 || view.sizes[i] < 0 || __builtin_mul_overflow(rows, view.sizes[i], &rows)) {
+      return 0;
+    }
+  }
+  return static_cast<std::size_t>(rows);
+}
+
+}  // namespace
+}  // namespace whet::c_api
+
+using namespace whet::c_api;  // NOLINT(google-build-using-namespace): this file is its C functions
+
+whet_status whet_shard_states(const whet_view* q, const whet_view* k, const whet_shard* shard,
+                              whet_row_state* out, const whet_attention_options* options,
+                              const whet_execution* execution) {
+  return guarded([&] {
+    const whet::ConstView queries = view_of(q, "q");
+    whet::shard_states(queries, view_of(k, "k"), shard_of(shard),
+                       elements<whet::RowState>(out, rows_of(queries), "out"), shard_options(options),
+                       execution_of(execution));
+  });
+}
+
+whet_status whet_shard_sums(const whet_view* q, const whet_view* k, const whet_shard* shard,
+                            const whet_row_scale* rows, whet_row_sums* out,
+                            const whet_attention_options* options, const whet_execution* execution) {
+  return guarded([&] {
+    const whet::ConstView queries = view_of(q, "q");
+    const std::size_t count = rows_of(queries);
+    whet::shard_sums(
+        queries, view_of(k, "k"), shard_of(shard), elements<const whet::RowScale>(rows, count, "rows"),
+        elements<whet::RowSums>(out, count, "out"), shard_options(options), execution_of(execution));
+  });
+}
+
+whet_status whet_shard_attention(const whet_view* q, const whet_view* k, const whet_view* v,
+                                 const whet_shard* shard, const whet_row_scale* rows, const whet_view* out,
+                                 double* mass, const whet_attention_options* options,
+                                 const whet_execution* execution) {
+  return guarded([&] {
+    const whet::ConstView queries = view_of(q, "q");
+    const std::size_t count = rows_of(queries);
+    whet::shard_attention(queries, view_of(k, "k"), view_of(v, "v"), shard_of(shard),
+                          elements<const whet::RowScale>(rows, count, "rows"), view_of(out, "out"),
+                          elements<double>(mass, count, "mass"), shard_options(options),
+                          execution_of(execution));
+  });
+}
+
+whet_status whet_merge_outputs(const whet_view* const* outs, const double* const* masses, size_t shards,
+                               const whet_view* out) {
+  return guarded([&] {
+    const whet::View to = view_of(out, "out");
+    std::vector<whet::ConstView> views;
+    std::vector<std::span<const double>> sums;
+    for (std::size_t s = 0; s < shards; ++s) {
+      views.push_back(view_of(elements<const whet_view* const>(outs, shards, "outs")[s], "outs"));
+      sums.push_back(elements<const double>(elements<const double* const>(masses, shards, "masses")[s],
+                                            rows_of(to), "masses"));
+    }
+    whet::merge_outputs(views, sums, to);
+  });
+}
+
+whet_status whet_add(const whet_row_sums* a, const whet_row_sums* b, whet_row_sums* out) {
+  return guarded([&] {
+    elements<whet::RowSums>(out, 1, "out")[0] =
+        whet::add(elements<const whet::RowSums>(a, 1, "a")[0], elements<const whet::RowSums>(b, 1, "b")[0]);
+  });
+}
+
+whet_status whet_beta_search_create(const char* rule, const whet_row_state* merged,
+                                    whet_beta_search** search) {
+  return guarded([&] {
+    whet::BetaSearch made(rule_of(rule), elements<const whet::RowState>(merged, 1, "merged")[0]);
+    required(search, "search") = std::make_unique<whet_beta_search>(std::move(made)).release();
+  });
+}
+
+void whet_beta_search_destroy(whet_beta_search* search) { delete search; }
+
+whet_status whet_beta_search_next(const whet_beta_search* search, double* beta, int32_t* done) {
+  return guarded([&] {
+    const whet::BetaSearch& s = required(search, "search").search;
+    required(beta, "beta"), required(done, "done");
+    *beta = s.beta();
+    *done = s.done() ? 1 : 0;
+  });
+}
+
+whet_status whet_beta_search_absorb(whet_beta_search* search, const whet_row_sums* sums) {
+  return guarded(
+      [&] { required(search, "search").search.absorb(elements<const whet::RowSums>(sums, 1, "sums")[0]); });
+}
