@@ -182,10 +182,9 @@ def _stats(stats: np.ndarray | None) -> dict[str, Any]:
 
 
 def _row_options(
-    axis: int = -1, mask: np.ndarray | None = None, lengths: np.ndarray | None = None
+    mask: np.ndarray | None = None, lengths: np.ndarray | None = None
 ) -> dict[str, Any]:
     return {
-        "axis_from_last": -1 - axis,
         "mask": None if mask is None else ctypes.pointer(_view(mask)),
         "lengths": _address(lengths, np.int64, "lengths"),
     }
@@ -242,10 +241,10 @@ class Call:
 class Whet:
     """libwhet. Its kernels return a Call; it runs when it is called.
 
-    Keyword options of softmax, sharpen and backward: rule (a name), axis, mask, lengths, stats,
-    threads, and hold_beta of backward; of states: axis, mask, lengths, threads; of attention and
-    attention_backward: rule, causal, skip_epsilon, stats, threads, tile_counts of attention and
-    hold_beta of attention_backward.
+    Rows run along the last axis. Keyword options of softmax, sharpen and backward: rule (a name),
+    mask, lengths, stats, threads, and hold_beta of backward; of states: mask, lengths, threads; of
+    attention and attention_backward: rule, causal, skip_epsilon, stats, threads, tile_counts of
+    attention and hold_beta of attention_backward.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/arguments.h"
-#include "core/attention_places.h"
+#include "core/attention_views.h"
 
 namespace whet::core {
 

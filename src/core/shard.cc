@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/arguments.h"
-#include "core/attention_places.h"
+#include "core/attention_views.h"
 #include "core/beta.h"
 #include "core/target_search.h"
 
@@ -94,7 +94,7 @@ struct Merge {
   std::span<const std::span<const double>> masses;
 };
 
-Grid place_out(const View& out) {
+Grid checked_out(const View& out) {
   core::check_sizes(out.sizes, "out");
   if (out.sizes.size() != 4) {
     fail("out", "has " + std::to_string(out.sizes.size()) + " axes, must have 4, (B, H, N, E)");
@@ -115,7 +115,7 @@ Grid place_out(const View& out) {
 
 Merge checked_merge(std::span<const ConstView> outs, std::span<const std::span<const double>> masses,
                     const View& out) {
-  Merge merge{.sizes = out.sizes, .out = place_out(out), .outs = {}, .masses = masses};
+  Merge merge{.sizes = out.sizes, .out = checked_out(out), .outs = {}, .masses = masses};
   const std::int64_t rows = out.sizes[0] * out.sizes[1] * out.sizes[2];
   if (outs.empty()) fail("outs", "none given, must be one per shard");
   if (masses.size() != outs.size()) {

@@ -1,6 +1,6 @@
 // What each view of an attention call has to be, and the Grid made of one that is.
-#ifndef WHET_CORE_ATTENTION_PLACES_H_
-#define WHET_CORE_ATTENTION_PLACES_H_
+#ifndef WHET_CORE_ATTENTION_VIEWS_H_
+#define WHET_CORE_ATTENTION_VIEWS_H_
 
 #include <whet/view.h>
 
@@ -13,7 +13,7 @@ namespace whet::core {
 
 enum class Data { read, not_read };  // workspace queries look at no pointer
 
-struct Place {
+struct ViewSpec {
   const char* name;
   const char* letters;  // its shape, as in the public header
   Dims sizes;
@@ -29,24 +29,24 @@ inline bool is_given(const ConstView& view) { return view.data != nullptr || !vi
 // The type sums run in.
 inline DType arithmetic(const AttentionShape& s) { return s.wide() ? DType::f64 : DType::f32; }
 
-Place like_q(const AttentionShape& s, const char* name);
-Place like_k(const AttentionShape& s, const char* name);
-Place like_v(const AttentionShape& s, const char* name);
-Place like_out(const AttentionShape& s, const char* name, DType dtype);
-Place like_query_scale(const AttentionShape& s);
-Place like_bias(const AttentionShape& s);
-Place like_mask(const AttentionShape& s);
-Place like_sinks(const AttentionShape& s);
-Place like_weights(const AttentionShape& s, std::int64_t rows);
+ViewSpec like_q(const AttentionShape& s, const char* name);
+ViewSpec like_k(const AttentionShape& s, const char* name);
+ViewSpec like_v(const AttentionShape& s, const char* name);
+ViewSpec like_out(const AttentionShape& s, const char* name, DType dtype);
+ViewSpec like_query_scale(const AttentionShape& s);
+ViewSpec like_bias(const AttentionShape& s);
+ViewSpec like_mask(const AttentionShape& s);
+ViewSpec like_sinks(const AttentionShape& s);
+ViewSpec like_weights(const AttentionShape& s, std::int64_t rows);
 // Those of the gradients, once the bias and the sinks are known.
-Place like_dbias(const AttentionShape& s, const Grid& bias);
-Place like_dsinks(const AttentionShape& s, const Grid& sinks);
-Place written(Place place);
+ViewSpec like_dbias(const AttentionShape& s, const Grid& bias);
+ViewSpec like_dsinks(const AttentionShape& s, const Grid& sinks);
+ViewSpec written(ViewSpec spec);
 
-// Error, naming the argument, if the view isn't what its place asks for.
-Grid grid(const ConstView& view, const Place& place, Data data);
-Grid grid_if_given(const ConstView& view, const Place& place, Data data);
+// Error, naming the argument, if the view does not fit its spec.
+Grid grid(const ConstView& view, const ViewSpec& spec, Data data);
+Grid grid_if_given(const ConstView& view, const ViewSpec& spec, Data data);
 
 }  // namespace whet::core
 
-#endif  // WHET_CORE_ATTENTION_PLACES_H_
+#endif  // WHET_CORE_ATTENTION_VIEWS_H_
