@@ -24,9 +24,8 @@
 // largest error divided by the row's beta is at most twice the plain one's, plus 4 2^-24 max|v|. (Products of
 // size D round by about D 2^-24 |q| |k|, which a large beta multiplies, in any evaluation: a row where the
 // plain one happens to be exact says nothing.) 16-bit: the same for the arithmetic on the rounded inputs,
-// then rounded. f64: skips at 2^-53 at most. The slope of a soft-cap beside a bias b is off by up to
-// 2^-23 |b| / softcap in f32 (2^-52 in f64), since backward takes s from x - b. A forward call gives the same
-// bits for every number of threads and with or without any of the optional outputs.
+// then rounded. f64: skips at 2^-53 at most. A forward call gives the same bits for every number of threads
+// and with or without any of the optional outputs.
 #ifndef WHET_ATTENTION_H_
 #define WHET_ATTENTION_H_
 
@@ -90,6 +89,11 @@ struct AttentionOptions {
   // moves no output by more than 2 skip_epsilon max|v|; 0: never. Calls of few queries (up to 16 rows that
   // share their keys) skip nothing, and neither do attention_backward and shards.
   double skip_epsilon = 0x1p-24;
+  // Training: a weight becomes 0 with this probability, 0..1, and is divided by 1 - dropout otherwise, after
+  // it was normalised. Which ones depends on the seed, the row and the key alone: the same in
+  // attention_backward. Optional outputs are those of the weights before.
+  double dropout = 0;
+  std::uint64_t dropout_seed = 0;
 };
 
 // Optional outputs of attention, each overwritten if given.

@@ -79,6 +79,9 @@ void check_numbers(const AttentionOptions& o) {
   if (o.scale && !std::isfinite(*o.scale)) {
     fail("scale", "is " + text(*o.scale) + ", must be finite");
   }
+  if (!(o.dropout >= 0 && o.dropout <= 1)) {
+    fail("dropout", "is " + text(o.dropout) + ", must be 0..1");
+  }
   if (!(o.skip_epsilon >= 0 && o.skip_epsilon < 1)) {
     fail("skip_epsilon", "is " + text(o.skip_epsilon) + ", must be 0 or more and below 1");
   }

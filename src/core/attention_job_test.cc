@@ -379,6 +379,7 @@ TEST(AttentionJob, ErrorsSayWhatWasGivenAndWhatIsAllowed) {
             }),
             "bias: its sizes are (2, 6, 3, 5), must be (B, H, N, M) = (2, 6, 4, 5), each or 1");
   EXPECT_EQ(error([](Call& c) { c.options.scale = std::nan(""); }), "scale: is nan, must be finite");
+  EXPECT_EQ(error([](Call& c) { c.options.dropout = 1.5; }), "dropout: is 1.5, must be 0..1");
   EXPECT_EQ(error([](Call& c) { c.options.skip_epsilon = -1e-9; }),
             "skip_epsilon: is -1e-09, must be 0 or more and below 1");
   EXPECT_EQ(error([](Call& c) { c.out.data = c.q_data.data(); }), "out: overlaps q");

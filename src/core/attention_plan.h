@@ -1,7 +1,17 @@
 // How a call of attention is cut up: a pure function of its shape, the caches and the number of threads.
 //
-// A *unit* is what shares keys: one sequence and one key head. Its rows are the queries of all heads of
-// the group, query by query: row r is query r / G of head r % G of the group.
+// The words for the pieces, from the largest to the smallest:
+//
+//     wave    units that are worked on at the same time
+//     unit    what shares keys: one sequence and one key head. Its rows are the queries of all heads of the
+//     group,
+//             query by query: row r is query r / G of head r % G of the group
+//     block   rows of a unit that one task computes against all keys of the unit
+//     part    blocks of a unit that add to the same dk and dv (backward)
+//     strip   kBlockStep rows of a block: as many as a product keeps in registers
+//     tile    kTileKeys keys: what a row weighs, or skips, together
+//     chunk   kChunkKeys keys: a task where queries are few
+//     panel   some columns of a packed matrix, one or two vectors wide, all rows one after the other
 //
 // Many queries: K of a unit is packed once, and V where that doesn't cost too much memory; a task is a block
 // of rows, whose logits over all keys are kept, so that beta is known before the first weight. Few queries:
@@ -34,7 +44,7 @@ struct PlanInput {
   std::int64_t element_bytes = 4;
   std::int64_t cache_bytes = 0;  // second-level cache of a core
   int threads = 1;
-  bool packs = false;  // also few rows go the road of many
+  bool packs = false;  // few rows take the path of many, too
 };
 
 struct AttentionPlan {

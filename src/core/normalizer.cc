@@ -1,18 +1,12 @@
 #include "core/normalizer.h"
 
-#include <whet/normalizer.h>
-
 #include <cmath>
 
 #include "core/arguments.h"
 
-namespace whet {
-
-namespace core {
+namespace whet::core {
 
 namespace {
-
-constexpr NormalizerEntry kNormalizers[] = {{"softmax"}};
 
 std::string known_names(std::span<const NormalizerEntry> table) {
   std::string names;
@@ -38,8 +32,6 @@ double checked_parameter(std::string_view given, const NormalizerEntry& entry) {
 
 }  // namespace
 
-std::span<const NormalizerEntry> normalizers() { return kNormalizers; }
-
 NormalizerName parse_normalizer(std::string_view name, std::span<const NormalizerEntry> table) {
   const std::size_t colon = name.find(':');
   for (std::size_t i = 0; i < table.size(); ++i) {
@@ -58,18 +50,4 @@ std::string normalizer_name(const NormalizerName& parts, std::span<const Normali
   return std::string(entry.name) + (entry.parameter ? ":" + text(parts.parameter) : "");
 }
 
-}  // namespace core
-
-Normalizer Normalizer::parse(std::string_view name) {
-  const auto [index, parameter] = core::parse_normalizer(name, core::normalizers());
-  Normalizer result;
-  result.index_ = index;
-  result.parameter_ = parameter;
-  return result;
-}
-
-std::string Normalizer::name() const {
-  return core::normalizer_name({index_, parameter_}, core::normalizers());
-}
-
-}  // namespace whet
+}  // namespace whet::core

@@ -1,4 +1,4 @@
-// The table behind the names of normalizers.
+// Names of normalizers: NAME, or NAME:PARAMETER.
 #ifndef WHET_CORE_NORMALIZER_H_
 #define WHET_CORE_NORMALIZER_H_
 
@@ -21,9 +21,6 @@ struct NormalizerEntry {
   std::string_view name;
   std::optional<ParameterRange> parameter{};  // nullopt: has none
 };
-
-// All normalizers, in the order of Normalizer::index().
-std::span<const NormalizerEntry> normalizers();
 
 // A name taken apart: an entry of a table and its parameter, 0 if it has none.
 struct NormalizerName {

@@ -13,7 +13,7 @@
 // in order.
 //
 // 0 times NaN must not happen where a key is hidden: units with anything that isn't finite in q, k, v or
-// dout take their sums key by key (CarefulProducts).
+// dout take their sums key by key (VisibleProducts).
 #if defined(WHET_KERNELS_ATTENTION_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_ATTENTION_BACKWARD_INL_H_
 #undef WHET_KERNELS_ATTENTION_BACKWARD_INL_H_
@@ -29,11 +29,12 @@
 
 #include "kernels/attention/backward_run.h"
 #include "kernels/attention/block-inl.h"
+#include "kernels/attention/dropout-inl.h"
 #include "kernels/attention/logits-inl.h"
 #include "kernels/attention/result-inl.h"
 #include "kernels/dense/matmul-inl.h"
 #include "kernels/elements/elements-inl.h"
-#include "kernels/softmax/backward-inl.h"
+#include "kernels/row/normalizers-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {
@@ -76,36 +77,12 @@ HWY_INLINE void BlockProduct(const BackwardBlock<T>& block, const T* a, std::int
   }
 }
 
-// The stats of a row with the sink as one more key, which is what its gradient is made of.
+// What the gradient of a row is made of: from its statistics, or found again.
 template <typename T>
-HWY_INLINE RowStats GradientStats(const BackwardRun& run, std::int64_t row, std::int64_t head, T* x,
-                                  const KeyRange& range, T sink, const BackwardScratch<T>& scratch) {
-  const bool sinks = sink != kMinusInfinity<T>;
-  const Rule& rule = run.job.rule(head);
-  RowState state;
-  double beta = 1;
-  if (run.saved_stats) {
-    const RowStats& saved = run.job.saved_stats[static_cast<std::size_t>(row)];
-    if (!sinks || saved.count == 0 || std::isnan(saved.count)) return saved;
-    x[range.end] = sink;
-    state.count = static_cast<std::int64_t>(saved.count);
-    state.max = saved.max;
-    state.z = std::exp(saved.log_sum_exp - saved.max);
-    state.t = state.z * (std::log(state.z) - saved.entropy);
-    beta = saved.beta;
-  } else {
-    const T* kept = nullptr;
-    const RowOutcome<T> outcome =
-        ChooseRow(x, range, sink, rule, true, scratch.tile_max, scratch.room, static_cast<T*>(nullptr), kept);
-    if (outcome.state.count == 0 || std::isnan(outcome.state.z)) return core::stats_of(outcome.state, 1, {});
-    state = outcome.state;
-    beta = outcome.beta;
-  }
-  const std::int64_t n = range.size() + (sinks ? 1 : 0);
-  const T* nothing = nullptr;
-  const Sums sums = Measure<1>(static_cast<const T*>(x + range.begin), static_cast<T*>(nullptr), n,
-                               static_cast<T>(state.max), beta, nothing);
-  return core::stats_of(state, beta, sums);
+HWY_INLINE SavedRow SavedOf(const BackwardRun& run, std::int64_t row, const RowInput<T>& input,
+                            const Rule& rule) {
+  if (run.saved_stats && !input.sink) return Saved(run.job.saved_stats[static_cast<std::size_t>(row)], rule);
+  return FunctionsOf<T>(run.job.options.normalizer).save(input, rule);
 }
 
 // dbias of a row: its dx, added in the place the bias has.
@@ -119,73 +96,65 @@ HWY_INLINE void AddBias(const BackwardRun& run, const Unit& unit, std::int64_t u
   for (std::int64_t i = 0; i < range.size(); ++i) to[i * dbias.strides[3]] += dx[range.begin + i];
 }
 
-// dx of the capped logit becomes that of the product: times 1 - tanh^2.
-template <typename T>
-HWY_INLINE void UncapGradient(const BackwardRun& run, const Unit& unit, std::int64_t unit_row,
-                              const KeyRange& range, const T* x, T* dx) {
-  const core::AttentionJob& job = run.job;
-  const T inverse = static_cast<T>(1 / job.options.softcap);
-  const std::byte* bias = SideRow(job.bias, unit, unit_row, range.begin);
-  const std::int64_t step = job.bias.strides[3] * core::element_bytes(job.bias.dtype);
-  for (std::int64_t i = 0; i < range.size(); ++i) {
-    const T logit = x[range.begin + i];
-    if (logit == kMinusInfinity<T>) continue;
-    const T capped = bias == nullptr ? logit : logit - Element<T>(job.bias, bias + i * step);
-    // Beside a large bias the difference is rough; a tangent isn't beyond 1.
-    const T tangent = std::clamp(capped * inverse, T(-1), T(1));
-    dx[range.begin + i] *= 1 - tangent * tangent;
-  }
-}
-
-// In units that need care, a weight of this says that the key is hidden from the row.
+// Where not everything is finite, a weight of this says that the key is hidden from the row.
 template <typename T>
 inline constexpr T kHidden = T(-1);
 
 // Logits and G of a row become its weights and dx; 0 where the row doesn't look.
 template <typename T>
-HWY_NOINLINE void RowGradient(const BackwardBlock<T>& block, std::int64_t row, bool careful) {
+HWY_NOINLINE void BlockRowGradient(const BackwardBlock<T>& block, std::int64_t row, bool nonfinite) {
   const BackwardRun& run = block.run;
   const Unit& unit = block.unit;
   const std::int64_t unit_row = block.first_row + row, head = unit.head(unit_row);
   const KeyRange range = block.ranges[row], reach = block.reach;
   T *x = block.x(row), *g = block.g(row);
   const auto clear = [&](const KeyRange& used) HWY_ATTR {
-    const T unseen = careful ? kHidden<T> : T(0);
+    const T unseen = nonfinite ? kHidden<T> : T(0);
     std::fill(x + reach.begin, x + used.begin, unseen);
     std::fill(x + used.end, x + reach.end, unseen);
     std::fill(g + reach.begin, g + used.begin, T(0));
     std::fill(g + used.end, g + reach.end, T(0));
   };
   if (range.empty()) return clear({reach.begin, reach.begin});
-  ShapeLogits(run.job, unit, unit_row, range, x);
-  const T sink = SinkOf<T>(run.job, head);
-  const bool sinks = sink != kMinusInfinity<T>;
-  const RowStats stats = GradientStats(run, run.job.row(unit.sequence.batch, head, unit.query(unit_row)),
-                                       head, x, range, sink, block.scratch);
-  if (stats.count == 0) return clear({reach.begin, reach.begin});
+  T* cap_slopes = run.job.options.softcap > 0 ? block.scratch.cap_slopes : nullptr;
+  ShapeLogits(run.job, unit, unit_row, range, x, cap_slopes);
+  T* weights = block.scratch.weights + range.begin;
+  const RowInput<T> input = InputOf(run.job, head, x, range, weights);
+  const Rule& rule = run.job.rule(head);
+  const std::int64_t index = run.job.row(unit.sequence.batch, head, unit.query(unit_row));
+  const SavedRow saved = SavedOf(run, index, input, rule);
+  if (saved.scale == 0) return clear({reach.begin, reach.begin});
 
+  const auto drop = [&](T* values) {
+    if (run.job.options.dropout == 0) return;
+    Drop(run.job, index, unit.sequence.first_key + range.begin, range.size(), values);
+  };
+  drop(g + range.begin);
   // The sink is a key with value 0.
-  const std::int64_t n = range.size() + (sinks ? 1 : 0);
-  if (sinks) g[range.end] = T(0);
+  if (input.sink) g[range.end] = T(0);
   core::RowArray line;
   line.dtype = kArithmetic<T>;
   line.key_stride = 1;
   auto* gradient = reinterpret_cast<std::byte*>(g + range.begin);
-  T* kept = block.scratch.room + range.begin;
-  const BackwardRow<T> work{
-      x + range.begin, n, static_cast<T>(stats.max), stats, gradient, gradient, line, line, kept};
-  BackwardRowOf(work, run.job.rule(head), run.job.through_rule);
-  if (sinks) block.scratch.dsinks[head - unit.key_head * unit.group] += static_cast<double>(g[range.end]);
+  FunctionsOf<T>(run.job.options.normalizer)
+      .backward({input.x, input.size(), input.parameter, saved, gradient, gradient, line, line, weights},
+                rule, run.job.through_rule);
+  if (input.sink) {
+    block.scratch.dsinks[head - unit.key_head * unit.group] += static_cast<double>(g[range.end]);
+  }
   if (run.bias_sums.data != nullptr) AddBias(run, unit, unit_row, range, static_cast<const T*>(g));
-  if (run.job.options.softcap > 0) UncapGradient(run, unit, unit_row, range, static_cast<const T*>(x), g);
-  if (careful || std::isnan(stats.sharp_peak)) {  // NaN must not reach hidden keys
-    const T peak = static_cast<T>(stats.sharp_peak);
+  for (std::int64_t key = range.begin; cap_slopes != nullptr && key < range.end; ++key) {
+    if (x[key] != kMinusInfinity<T>) g[key] *= cap_slopes[key];
+  }
+  drop(weights);
+  if (nonfinite || std::isnan(saved.scale)) {  // NaN must not reach hidden keys
+    const T scale = static_cast<T>(saved.scale);
     for (std::int64_t i = 0; i < range.size(); ++i) {
       T& weight = x[range.begin + i];
-      weight = weight == kMinusInfinity<T> ? (careful ? kHidden<T> : T(0)) : kept[i] * peak;
+      weight = weight == kMinusInfinity<T> ? (nonfinite ? kHidden<T> : T(0)) : weights[i] * scale;
     }
   } else {
-    Scale(static_cast<const T*>(kept), x + range.begin, range.size(), stats.sharp_peak);
+    Scale(static_cast<const T*>(weights), x + range.begin, range.size(), saved.scale);
   }
   clear(range);
 }
@@ -210,7 +179,7 @@ HWY_INLINE void BlockQueries(const BackwardBlock<T>& block) {
   }
 }
 
-// to += a^T b: a holds a value a row and key, b a vector a row, `to` a vector a key.
+// to += a^T b: a holds one value per row and key, b one vector per row, `to` one vector per key.
 template <typename T>
 HWY_INLINE void BlockKeys(const BackwardBlock<T>& block, const T* a, const T* b, std::int64_t size,
                           std::int64_t wide, T* to) {
@@ -227,7 +196,7 @@ HWY_INLINE void BlockKeys(const BackwardBlock<T>& block, const T* a, const T* b,
 // The three products over visible keys alone, with the bits they would have if what is hidden were finite:
 // whatever is hidden from a row, or a row from a key, is 0 on both sides.
 template <typename T>
-HWY_NOINLINE void CarefulProducts(const BackwardBlock<T>& block) {
+HWY_NOINLINE void VisibleProducts(const BackwardBlock<T>& block) {
   const BackwardRun& run = block.run;
   const BackwardScratch<T>& scratch = block.scratch;
   const std::int64_t size = run.job.shape.key_size, wide = run.key_size(), columns = PanelColumns<T>();
@@ -283,7 +252,7 @@ HWY_INLINE void StoreQueries(const BackwardBlock<T>& block) {
 }
 
 template <typename T>
-HWY_NOINLINE void RunBackwardBlock(BackwardBlock<T>& block, bool careful) {
+HWY_NOINLINE void RunBackwardBlock(BackwardBlock<T>& block, bool nonfinite) {
   const BackwardRun& run = block.run;
   const core::AttentionShape& shape = run.job.shape;
   const BackwardScratch<T>& scratch = block.scratch;
@@ -306,9 +275,9 @@ HWY_NOINLINE void RunBackwardBlock(BackwardBlock<T>& block, bool careful) {
                shape.key_size, scratch.x);
   BlockProduct(block, static_cast<const T*>(scratch.dout), e_wide, static_cast<const T*>(scratch.values),
                shape.value_size, scratch.g);
-  for (std::int64_t row = 0; row < block.rows; ++row) RowGradient(block, row, careful);
-  if (careful) {
-    CarefulProducts(block);
+  for (std::int64_t row = 0; row < block.rows; ++row) BlockRowGradient(block, row, nonfinite);
+  if (nonfinite) {
+    VisibleProducts(block);
   } else {
     if (run.job.dq.data != nullptr) BlockQueries(block);
     if (run.job.dv.data != nullptr) {
@@ -386,11 +355,11 @@ HWY_NOINLINE void RunPart(const BackwardRun& run, std::int64_t index, std::int64
   if (begin < end) {
     PackTransposed(job.k, unit, job.shape.key_size, 0, keys, scratch.keys);
     PackTransposed(job.v, unit, job.shape.value_size, 0, keys, scratch.values);
-    const bool careful = !UnitIsFinite<T>(run, unit);
+    const bool nonfinite = !UnitIsFinite<T>(run, unit);
     for (std::int64_t b = begin; b < end; ++b) {
       const std::int64_t first = b * run.plan.block_rows;
       BackwardBlock<T> block{run, unit, scratch, first, std::min(run.plan.block_rows, unit.rows() - first)};
-      RunBackwardBlock(block, careful);
+      RunBackwardBlock(block, nonfinite);
     }
   }
   if (run.plan.parts == 1) JoinParts<T>(run, index, worker);

@@ -15,7 +15,7 @@ namespace whet::kernels {
 struct BackwardRun {
   core::AttentionJob job;
   core::BackwardPlan plan{};
-  bool saved_stats = false;  // job.saved_stats are what forward found on the same road
+  bool saved_stats = false;  // job.saved_stats are what forward found on the same path
   core::Grid bias_sums{};    // dbias itself, or sums in the type of the arithmetic; data null: not wanted
   std::int64_t bias_elements = 0;  // of such sums in the workspace
   std::int64_t units = 0;
@@ -45,17 +45,18 @@ template <typename T>
 struct BackwardScratch {
   T* keys = nullptr;  // packed K and V, transposed
   T* values = nullptr;
-  T* q = nullptr;     // block_rows x padded D, scaled
-  T* dout = nullptr;  // block_rows x padded E
-  T* dq = nullptr;    // block_rows x padded D
-  T* x = nullptr;     // block_rows x stride
-  T* g = nullptr;     // block_rows x stride
-  T* room = nullptr;  // one row
-  T* tile = nullptr;  // a tile of keys, converted
+  T* q = nullptr;           // block_rows x padded D, scaled
+  T* dout = nullptr;        // block_rows x padded E
+  T* dq = nullptr;          // block_rows x padded D
+  T* x = nullptr;           // block_rows x stride
+  T* g = nullptr;           // block_rows x stride
+  T* weights = nullptr;     // one row
+  T* cap_slopes = nullptr;  // one row, if there is a soft-cap
+  T* tile = nullptr;        // a tile of keys, converted
   T* tile_max = nullptr;
   T* dk = nullptr;           // keys x padded D
   T* dv = nullptr;           // keys x padded E
-  double* dsinks = nullptr;  // one a head of the group
+  double* dsinks = nullptr;  // one per head of the group
 };
 
 template <typename T>
@@ -90,7 +91,8 @@ BackwardScratch<T> lay_out_worker(const BackwardRun& run, Arena& arena) {
   s.dq = arena.take<T>(rows, run.key_size());
   s.x = arena.take<T>(rows, run.stride);
   s.g = arena.take<T>(rows, run.stride);
-  s.room = arena.take<T>(run.stride);
+  s.weights = arena.take<T>(run.stride);
+  s.cap_slopes = arena.take<T>(run.job.options.softcap > 0 ? run.stride : 0);
   s.tile = arena.take<T>(core::kTileKeys, std::max(run.key_size(), run.value_size()));
   s.tile_max = arena.take<T>(keys / core::kTileKeys + 1);
   if (!run.shares_sums()) {

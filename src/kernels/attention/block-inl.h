@@ -1,11 +1,11 @@
 // Attention for a block of rows against all keys of its unit: many queries.
 //
 //     q        the block's rows, scaled, as T                         read once
-//     logits   x = q K^T, panel by panel of packed K                  K comes from L2 or L3 once a block
-//     weights  row by row in place (attention-inl.h)                  x comes from L2
-//     out      x V, tile by tile of 256 keys, over its normaliser     V comes from L2 or L3 once a block
+//     logits   x = q K^T, panel by panel of packed K                  K comes from L2 or L3 once per block
+//     weights  row by row in place (row/row-inl.h)                    x comes from L2
+//     out      x V, tile by tile of 256 keys, over its normaliser     V comes from L2 or L3 once per block
 //
-// Limit: 4 D multiply-adds' flops a row and key at the rate of matmul-inl.h, beside one to two sweeps of
+// Limit: 2 D + 2 E flops per row and key at the rate of matmul-inl.h, beside one to two sweeps of
 // exponentials. A block's logits are kept because beta is known only after the whole row has been seen.
 #if defined(WHET_KERNELS_ATTENTION_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_ATTENTION_BLOCK_INL_H_
@@ -20,9 +20,12 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/attention/dropout-inl.h"
 #include "kernels/attention/logits-inl.h"
+#include "kernels/attention/pack-inl.h"
 #include "kernels/attention/result-inl.h"
 #include "kernels/attention/run.h"
+#include "kernels/attention/shard-inl.h"
 #include "kernels/dense/matmul-inl.h"
 #include "kernels/elements/elements-inl.h"
 
@@ -32,147 +35,6 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 using kernels::Scratch;
 using kernels::Shared;
-
-// Rows of `grid` can be read where they are, as whole panels.
-template <typename T>
-HWY_INLINE bool IsPanelled(const core::Grid& grid, std::int64_t size) {
-  return grid.dtype == kArithmetic<T> && grid.strides[3] == 1 && size % PanelColumns<T>() == 0;
-}
-
-// What the products of a row are multiplied with.
-template <typename T>
-HWY_INLINE double QueryScale(const core::AttentionJob& job, const Unit& unit, std::int64_t row) {
-  if (job.query_scale.data == nullptr) return job.scale;
-  const std::byte* at = job.query_scale.at(unit.sequence.batch, unit.head(row), unit.query(row));
-  return job.scale * static_cast<double>(Element<T>(job.query_scale, at));
-}
-
-// to = rows [begin, end) of the unit, times their scale.
-template <typename T>
-HWY_INLINE void LoadQueries(const core::AttentionJob& job, const Unit& unit, std::int64_t begin,
-                            std::int64_t end, T* to, std::int64_t stride) {
-  const std::int64_t size = job.shape.key_size;
-  for (std::int64_t row = begin; row < end; ++row, to += stride) {
-    const T scale = static_cast<T>(QueryScale<T>(job, unit, row));
-    const std::byte* from = job.q.at(unit.sequence.batch, unit.head(row), unit.query(row));
-    LoadRow(from, job.q.dtype, job.q.strides[3], size, to);
-    for (std::int64_t i = 0; i < size; ++i) to[i] *= scale;
-    std::fill(to + size, to + stride, T(0));
-  }
-}
-
-// to = keys [begin, end) of the unit in a grid (k or v), padded with zeros to `stride`.
-template <typename T>
-HWY_INLINE void LoadVectors(const core::Grid& grid, const Unit& unit, std::int64_t size, std::int64_t begin,
-                            std::int64_t end, T* to, std::int64_t stride) {
-  for (std::int64_t key = begin; key < end; ++key, to += stride) {
-    const std::byte* from = grid.at(unit.sequence.batch, unit.key_head, unit.sequence.first_key + key);
-    LoadRow(from, grid.dtype, grid.strides[3], size, to);
-    std::fill(to + size, to + stride, T(0));
-  }
-}
-
-// to[i * columns + r] = rows[r][i] for up to four rows and `size` elements.
-template <typename T>
-HWY_INLINE void TransposeRows(const T* const* rows, std::int64_t count, std::int64_t size, T* to,
-                              std::int64_t columns) {
-  std::int64_t i = 0;
-#if HWY_TARGET != HWY_SCALAR
-  if constexpr (sizeof(T) == sizeof(float)) {
-    const hn::FixedTag<float, 4> d;
-    const hn::RepartitionToWide<decltype(d)> dw;
-    for (; count == 4 && i + 4 <= size; i += 4, to += 4 * columns) {
-      const auto a = hn::LoadU(d, rows[0] + i), b = hn::LoadU(d, rows[1] + i);
-      const auto c = hn::LoadU(d, rows[2] + i), e = hn::LoadU(d, rows[3] + i);
-      const auto ab_low = hn::BitCast(dw, hn::InterleaveLower(d, a, b));
-      const auto ce_low = hn::BitCast(dw, hn::InterleaveLower(d, c, e));
-      const auto ab_high = hn::BitCast(dw, hn::InterleaveUpper(d, a, b));
-      const auto ce_high = hn::BitCast(dw, hn::InterleaveUpper(d, c, e));
-      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, ab_low, ce_low)), d, to);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, ab_low, ce_low)), d, to + columns);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveLower(dw, ab_high, ce_high)), d, to + 2 * columns);
-      hn::StoreU(hn::BitCast(d, hn::InterleaveUpper(dw, ab_high, ce_high)), d, to + 3 * columns);
-    }
-  }
-#endif
-  for (; i < size; ++i, to += columns) {
-    for (std::int64_t r = 0; r < count; ++r) to[r] = rows[r][i];
-  }
-}
-
-// Keys [begin, end) of a grid (k, or v in backward) as panels: element (d, key) at
-// to[key / C * C * size + d * C + key % C], C = PanelColumns; keys past the end are 0.
-template <typename T>
-HWY_NOINLINE void PackTransposed(const core::Grid& grid, const Unit& unit, std::int64_t size,
-                                 std::int64_t begin, std::int64_t end, T* to) {
-  const std::int64_t columns = PanelColumns<T>(), count = std::min<std::int64_t>(4, columns);
-  static constexpr T kZeros[kMaxHeadSize] = {};
-  T buffer[4][kMaxHeadSize];
-  const T* rows[4];
-  for (std::int64_t first = begin; first < end; first += columns) {
-    for (std::int64_t c = 0; c < columns; c += count) {
-      for (std::int64_t r = 0; r < count; ++r) {
-        const std::int64_t key = first + c + r;
-        rows[r] = key >= unit.keys() ? kZeros
-                                     : VectorOf(grid, unit.sequence.batch, unit.key_head,
-                                                unit.sequence.first_key + key, size, buffer[r]);
-      }
-      TransposeRows(rows, count, size, to + first * size + c, columns);
-    }
-  }
-}
-
-// Values of keys [begin, end) of a tile as panels: element (key, e) at
-// to[e / C * C * kTileKeys + (key - begin) * C + e % C]; columns past E are 0.
-template <typename T>
-HWY_NOINLINE void PackValues(const AttentionRun& run, const Unit& unit, std::int64_t begin, std::int64_t end,
-                             T* to) {
-  const std::int64_t size = run.job.shape.value_size, wide = run.value_size(), columns = PanelColumns<T>();
-  T buffer[kMaxHeadSize];
-  for (std::int64_t key = begin; key < end; ++key, to += columns) {
-    const T* value =
-        VectorOf(run.job.v, unit.sequence.batch, unit.key_head, unit.sequence.first_key + key, size, buffer);
-    for (std::int64_t e = 0; e < wide; e += columns) {
-      const std::int64_t used = std::clamp<std::int64_t>(size - e, 0, columns);
-      std::fill(std::copy_n(value + e, used, to + e * kTileKeys), to + e * kTileKeys + columns, T(0));
-    }
-  }
-}
-
-// True if all of v's keys [begin, end) are finite.
-template <typename T>
-HWY_NOINLINE bool IsFinite(const core::Grid& grid, const Unit& unit, std::int64_t size, std::int64_t begin,
-                           std::int64_t end) {
-  T buffer[kMaxHeadSize];
-  bool finite = true;
-  for (std::int64_t key = begin; key < end; ++key) {
-    finite &= AllFinite(
-        VectorOf(grid, unit.sequence.batch, unit.key_head, unit.sequence.first_key + key, size, buffer),
-        size);
-  }
-  return finite;
-}
-
-// Packs tile `tile` of the keys of unit `index` of the wave.
-template <typename T>
-HWY_INLINE void PackTile(const AttentionRun& run, std::int64_t index, std::int64_t tile) {
-  const core::AttentionJob& job = run.job;
-  const Unit unit(job, run.first_unit + index);
-  const std::int64_t begin = tile * kTileKeys, end = std::min(begin + kTileKeys, unit.keys());
-  if (begin >= end) return;
-  const Shared<T> shared = kernels::shared_of<T>(run);
-  PackTransposed(job.k, unit, job.shape.key_size, begin, end,
-                 shared.keys + index * kernels::padded(run.max_keys) * job.shape.key_size);
-  if (shared.values != nullptr) {
-    PackValues(run, unit, begin, end,
-               shared.values + (index * run.tiles + tile) * kTileKeys * run.value_size());
-  }
-  shared.unsafe[index * run.tiles + tile] =
-      job.v.data != nullptr && job.options.skip_epsilon > 0 && run.pass == Pass::attention &&
-              !IsFinite<T>(job.v, unit, job.shape.value_size, begin, end)
-          ? 1
-          : 0;
-}
 
 HWY_INLINE KeyRange Union(const KeyRange& a, const KeyRange& b) {
   if (a.empty()) return b;
@@ -193,8 +55,8 @@ struct Block {
   Scratch<T> scratch;
   KeyRange ranges[core::kMaxBlockRows]{};
   KeyRange reach[core::kMaxBlockRows / kStripRows]{};  // of a strip
-  RowOutcome<T> outcomes[core::kMaxBlockRows]{};
-  bool keeps_plain = true;  // as the row before tells
+  double sums[core::kMaxBlockRows]{};                  // of the weights of a row
+  bool keep_plain = true;                              // beta of the row before was 1
 
   std::int64_t strips() const { return (rows + kStripRows - 1) / kStripRows; }
   int strip_rows(std::int64_t strip) const {
@@ -244,6 +106,34 @@ HWY_INLINE double SkipEpsilon(const AttentionRun& run) {
   return sizeof(T) == sizeof(double) ? std::min(given, 0x1p-53) : given;
 }
 
+// Weights of a row in place, or what a shard wants of it; keep[tile] says which tiles hold any.
+template <typename T>
+HWY_INLINE void WeighBlockRow(Block<T>& block, std::int64_t row, std::uint8_t* keep) {
+  const AttentionRun& run = block.run;
+  const std::int64_t unit_row = block.first_row + row, head = block.unit.head(unit_row);
+  const std::int64_t index = run.job.row(block.unit.sequence.batch, head, block.unit.query(unit_row));
+  const KeyRange range = block.ranges[row];
+  T* x = block.x(row);
+  ShapeLogits(run.job, block.unit, unit_row, range, x);
+  RowInput<T> input = InputOf(run.job, head, x, range, block.scratch.row);
+  RowResult<T> result;
+  if (run.pass == Pass::attention) {
+    const bool skips = run.job.options.skip_epsilon > 0;
+    const RowTiles<T> tiles{range.begin, block.scratch.tile_max, skips ? keep : nullptr, block.unsafe,
+                            SkipEpsilon<T>(run)};
+    input.keep_plain = block.keep_plain;
+    input.tiles = &tiles;
+    result = FinishRow(run, block.unit, unit_row, x, range, input, block.scratch.top);
+  } else {
+    result = ShardRow(run, index, input, x + range.begin);
+  }
+  block.sums[row] = result.sums.z;
+  if (run.job.options.dropout > 0 && run.pass != Pass::states && run.pass != Pass::sums) {
+    Drop(run.job, index, block.unit.sequence.first_key + range.begin, range.size(), x + range.begin);
+  }
+  block.keep_plain = result.beta == 1;
+}
+
 // Weights of a strip in place; live[tile] says which tiles its product with V needs.
 template <typename T>
 HWY_INLINE void WeighStrip(Block<T>& block, std::int64_t strip) {
@@ -256,25 +146,21 @@ HWY_INLINE void WeighStrip(Block<T>& block, std::int64_t strip) {
   const bool skips = run.job.options.skip_epsilon > 0 && run.pass == Pass::attention;
   std::fill_n(live + first_tile, tiles, std::uint8_t(0));
   for (int r = 0; r < rows; ++r) {
-    const std::int64_t row = strip * kStripRows + r, unit_row = block.first_row + row;
+    const std::int64_t row = strip * kStripRows + r;
     const KeyRange range = block.ranges[row];
     std::uint8_t* keep = block.scratch.keep + r * run.tiles;
     std::fill_n(keep + first_tile, tiles, std::uint8_t(0));
-    block.outcomes[row] = {};
+    block.sums[row] = 0;
     if (range.empty() && run.pass == Pass::attention) {
-      FinishEmptyRow(run, block.unit, unit_row);
+      FinishEmptyRow(run, block.unit, block.first_row + row);
       continue;
     }
     // A shard without keys for the row may still hold its sink.
     if (!range.empty()) {
       std::fill(keep + range.begin / kTileKeys, keep + (range.end - 1) / kTileKeys + 1, std::uint8_t(1));
     }
-    ShapeLogits(run.job, block.unit, unit_row, range, block.x(row));
-    const RowTools<T> tools{block.scratch.room, block.scratch.tile_max, skips ? keep : nullptr,
-                            block.unsafe,       SkipEpsilon<T>(run),    block.keeps_plain};
-    block.outcomes[row] = FinishRow(run, block.unit, unit_row, block.x(row), range, tools, block.scratch.top);
-    block.keeps_plain = block.outcomes[row].beta == 1;
-    if (!(block.outcomes[row].sums.z > 0)) std::fill_n(keep + first_tile, tiles, std::uint8_t(0));
+    WeighBlockRow(block, row, keep);
+    if (!(block.sums[row] > 0)) std::fill_n(keep + first_tile, tiles, std::uint8_t(0));
     for (std::int64_t t = first_tile; t < first_tile + tiles; ++t) live[t] |= keep[t];
   }
   for (int r = 0; r < rows; ++r) {
@@ -290,19 +176,6 @@ HWY_INLINE void WeighStrip(Block<T>& block, std::int64_t strip) {
 template <typename T>
 HWY_INLINE std::int64_t PieceKeys(std::int64_t wide) {
   return std::max<std::int64_t>(8, 16384 / (wide * static_cast<std::int64_t>(sizeof(T))));
-}
-
-// Rows of k or v from key `key` of the unit on, for products with them: where they are if whole panels lie
-// there, else converted in `buffer`.
-template <typename T>
-HWY_INLINE Panel<T> Rows(const core::Grid& grid, const Unit& unit, std::int64_t size, std::int64_t key,
-                         std::int64_t end, T* buffer, std::int64_t wide) {
-  if (IsPanelled<T>(grid, size)) {
-    const std::byte* at = grid.at(unit.sequence.batch, unit.key_head, unit.sequence.first_key + key);
-    return {reinterpret_cast<const T*>(at), grid.strides[2]};
-  }
-  LoadVectors(grid, unit, size, key, end, buffer, wide);
-  return {buffer, wide};
 }
 
 // Values from key `from` on, up to the end of its tile or to `to`: the first panel, and how far apart panels
@@ -359,11 +232,11 @@ HWY_INLINE void BlockOutput(const Block<T>& block) {
 // A row whose output isn't finite though its weights are: its products again, without the values of
 // hidden keys, in the same order.
 template <typename T>
-HWY_NOINLINE void RepeatWithCare(const Block<T>& block, std::int64_t row, T* out) {
+HWY_NOINLINE void RepeatVisible(const Block<T>& block, std::int64_t row, T* out) {
   const AttentionRun& run = block.run;
   const std::int64_t size = run.job.shape.key_size, wide = run.value_size(), columns = PanelColumns<T>();
   const KeyRange range = block.ranges[row], reach = block.reach[row / kStripRows];
-  T* x = block.scratch.room;
+  T* x = block.scratch.row;
   for (std::int64_t first = range.begin / columns * columns; first < range.end; first += columns) {
     Multiply<false>(1, Strip<T>{block.scratch.q + row * run.key_size(), run.key_size(), 1},
                     Panel<T>{block.keys + first * size, columns}, size, x + first, run.stride);
@@ -413,9 +286,9 @@ HWY_NOINLINE void RunBlock(const AttentionRun& run, std::int64_t index, std::int
   BlockOutput(block);
   for (std::int64_t row = 0; row < rows; ++row) {
     T* out = block.scratch.out + row * run.value_size();
-    double z = block.outcomes[row].sums.z;
+    double z = block.sums[row];
     if (z > 0 && !AllFinite(out, job.shape.value_size)) {
-      RepeatWithCare(block, row, out);
+      RepeatVisible(block, row, out);
       if (run.pass == Pass::attention && !AllFinite(out, job.shape.value_size)) {
         // A sum may overflow where the mean doesn't.
         T sums[kMaxHeadSize];
@@ -423,7 +296,7 @@ HWY_NOINLINE void RunBlock(const AttentionRun& run, std::int64_t index, std::int
         const KeyRange reach = block.reach[row / kStripRows];
         T* weights = block.x(row) + reach.begin;
         Scale(static_cast<const T*>(weights), weights, reach.size(), 1 / z);
-        RepeatWithCare(block, row, out);
+        RepeatVisible(block, row, out);
         KeepFinite(static_cast<const T*>(sums), job.shape.value_size, z, out);
         z = 1;
       }

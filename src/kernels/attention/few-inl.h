@@ -1,7 +1,7 @@
 // Attention for few queries against many keys: decoding.
 //
 //     logits   a task is a chunk of keys: products of all rows of the unit with them, from K as it lies
-//     weights  a task is a row, whole: maximum, beta, exponentials (attention-inl.h)
+//     weights  a task is a row, whole: maximum, beta, exponentials (row/row-inl.h)
 //     values   a task is a chunk of keys: weighted sums of V as it lies
 //     out      the chunks' sums added in order, over the normaliser
 //
@@ -21,6 +21,7 @@
 #include <cstdint>
 
 #include "kernels/attention/block-inl.h"
+#include "kernels/attention/dropout-inl.h"
 #include "kernels/attention/logits-inl.h"
 #include "kernels/attention/result-inl.h"
 #include "kernels/attention/run.h"
@@ -214,18 +215,24 @@ HWY_INLINE void FewWeights(const AttentionRun& run, std::int64_t index, std::int
   const Shared<T> shared = kernels::shared_of<T>(run);
   const KeyRange reach = Reach(run, unit), range = unit.range(run.job, row);
   T* x = shared.x + (index * run.max_rows + row) * run.stride;
-  RowOutcome<T> outcome;
+  double z = 0;
   if (range.empty()) {
     FinishEmptyRow(run, unit, row);
   } else {
     ShapeLogits(run.job, unit, row, range, x);
-    const RowTools<T> tools{scratch.room, scratch.tile_max, nullptr, nullptr, 0, true};
-    outcome = FinishRow(run, unit, row, x, range, tools, scratch.top);
+    const RowTiles<T> tiles{range.begin, scratch.tile_max, nullptr, nullptr, 0};
+    RowInput<T> input = InputOf(run.job, unit.head(row), x, range, scratch.row);
+    input.tiles = &tiles;
+    z = FinishRow(run, unit, row, x, range, input, scratch.top).sums.z;
+    if (run.job.options.dropout > 0) {
+      const std::int64_t job_row = run.job.row(unit.sequence.batch, unit.head(row), unit.query(row));
+      Drop(run.job, job_row, unit.sequence.first_key + range.begin, range.size(), x + range.begin);
+    }
   }
-  const KeyRange weighed = outcome.sums.z > 0 ? range : KeyRange{reach.begin, reach.begin};
+  const KeyRange weighed = z > 0 ? range : KeyRange{reach.begin, reach.begin};
   std::fill(x + reach.begin, x + std::max(weighed.begin, reach.begin), T(0));
   std::fill(x + weighed.end, x + std::max(reach.end, weighed.end), T(0));
-  shared.z[index * run.max_rows + row] = outcome.sums.z;
+  shared.z[index * run.max_rows + row] = z;
   if (row % kStripRows == 0) scratch.counts->tiles += StripTiles(run, unit, row);
 }
 
@@ -254,11 +261,11 @@ HWY_INLINE void FewValues(const AttentionRun& run, std::int64_t index, std::int6
 // A row whose output isn't finite though its weights are: its sums again, without the values of hidden
 // keys, in the same order.
 template <typename T>
-HWY_NOINLINE void FewWithCare(const AttentionRun& run, const Unit& unit, std::int64_t row, const T* weights,
-                              const Scratch<T>& scratch, T* out) {
+HWY_NOINLINE void RepeatVisibleFew(const AttentionRun& run, const Unit& unit, std::int64_t row,
+                                   const T* weights, const Scratch<T>& scratch, T* out) {
   const std::int64_t size = run.job.shape.value_size, wide = run.value_size();
   const KeyRange range = unit.range(run.job, row);
-  T* x = scratch.room;
+  T* x = scratch.row;
   LoadQueries(run.job, unit, row, row + 1, scratch.q, run.key_size());
   FewProducts(run, unit, static_cast<const T*>(scratch.q), 1, range, scratch.values, x, run.stride);
   ShapeLogits(run.job, unit, row, range, x);
@@ -293,13 +300,13 @@ HWY_INLINE void FewOutput(const AttentionRun& run, std::int64_t index, std::int6
   double z = shared.z[index * run.max_rows + row];
   if (z > 0 && !AllFinite(out, size)) {
     T* weights = shared.x + (index * run.max_rows + row) * run.stride;
-    FewWithCare(run, unit, row, static_cast<const T*>(weights), scratch, out);
+    RepeatVisibleFew(run, unit, row, static_cast<const T*>(weights), scratch, out);
     if (!AllFinite(out, size)) {  // a sum may overflow where the mean doesn't
       T sums[kMaxHeadSize];
       std::copy_n(out, size, sums);
       const KeyRange reach = Reach(run, unit);
       Scale(static_cast<const T*>(weights + reach.begin), weights + reach.begin, reach.size(), 1 / z);
-      FewWithCare(run, unit, row, static_cast<const T*>(weights), scratch, out);
+      RepeatVisibleFew(run, unit, row, static_cast<const T*>(weights), scratch, out);
       KeepFinite(static_cast<const T*>(sums), size, z, out);
       z = 1;
     }

@@ -14,36 +14,17 @@
 #include <cstdint>
 #include <limits>
 
-#include "kernels/attention/logits-inl.h"
+#include "kernels/attention/load-inl.h"
 #include "kernels/attention/run.h"
 #include "kernels/elements/elements-inl.h"
+#include "kernels/row/normalizers-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
+using core::kTileKeys;
 using kernels::Pass;
-
-template <typename T>
-inline constexpr DType kArithmetic = sizeof(T) == sizeof(double) ? DType::f64 : DType::f32;
-
-// A row of q, k, v or dout as contiguous T: where it is if that will do, else in `buffer`.
-template <typename T>
-HWY_INLINE const T* VectorOf(const core::Grid& grid, std::int64_t batch, std::int64_t head,
-                             std::int64_t index, std::int64_t size, T* buffer) {
-  const std::byte* at = grid.at(batch, head, index);
-  if (grid.dtype == kArithmetic<T> && grid.strides[3] == 1) return reinterpret_cast<const T*>(at);
-  LoadRow(at, grid.dtype, grid.strides[3], size, buffer);
-  return buffer;
-}
-
-// The sink of a row's head; -inf if there is none, or if another shard has it: that of key 0. (Without any
-// key no row sees one, and the sink doesn't count.)
-template <typename T>
-HWY_INLINE T SinkOf(const core::AttentionJob& job, std::int64_t head) {
-  if (job.sinks.data == nullptr || job.shard.first_key > 0 || job.shape.keys == 0) return kMinusInfinity<T>;
-  return Element<T>(job.sinks, job.sinks.at(0, head, 0));
-}
 
 // The heaviest visible keys, heaviest first, as indices into x; returns how many.
 template <typename T>
@@ -94,64 +75,14 @@ HWY_INLINE void StoreWeights(const AttentionRun& run, const Unit& unit, std::int
   for (std::int64_t key = range.begin; key < range.end; ++key) sums[key] += static_cast<double>(weight(key));
 }
 
-// Rows of a shard whose max and beta come from outside.
+// Logits at x become weights there, and the optional outputs of the row are written. `top`: scratch for top_k
+// keys.
 template <typename T>
-HWY_INLINE RowOutcome<T> ScaledRow(const AttentionRun& run, std::int64_t row, T* x, const KeyRange& range,
-                                   T sink) {
-  RowOutcome<T> outcome;
-  const RowScale& scale = run.scales[static_cast<std::size_t>(row)];
-  std::int64_t n = range.size();
-  if (sink != kMinusInfinity<T>) x[range.begin + n++] = sink;
-  T* keys = x + range.begin;
-  outcome.beta = scale.beta;
-  outcome.top = static_cast<T>(scale.max);
-  if (std::isnan(scale.beta)) {
-    outcome.sums.z = scale.beta;
-  } else if (scale.max > -std::numeric_limits<double>::infinity()) {  // not NaN
-    outcome.sums = run.pass == Pass::sums
-                       ? Measure<4>(keys, static_cast<T*>(nullptr), n, outcome.top, scale.beta)
-                       : Measure<0>(keys, keys, n, outcome.top, scale.beta);
-  }
-  return outcome;
-}
-
-template <typename T>
-HWY_INLINE RowState StateOfRow(T* x, const KeyRange& range, T sink) {
-  const Extremes<T> ends = Scan<true>(x + range.begin, range.size());
-  if (ends.count == 0 && sink == kMinusInfinity<T>) return {};
-  std::int64_t n = range.size();
-  Extremes<T> whole = ends;
-  if (sink != kMinusInfinity<T>) {
-    x[range.begin + n++] = sink;
-    whole.max = std::isnan(sink) ? sink : std::max(sink, ends.max);
-  }
-  Sums sums;
-  RowState state = StateOf<2>(static_cast<const T*>(x + range.begin), n, whole, static_cast<T*>(nullptr),
-                              static_cast<const T*>(nullptr), sums);
-  return state;
-}
-
-// Logits at x become weights there, or whatever the pass wants of them; the caller's statistics of the
-// row are written.
-template <typename T>
-HWY_NOINLINE RowOutcome<T> FinishRow(const AttentionRun& run, const Unit& unit, std::int64_t unit_row, T* x,
-                                     const KeyRange& range, const RowTools<T>& tools, std::int64_t* top) {
+HWY_NOINLINE RowResult<T> FinishRow(const AttentionRun& run, const Unit& unit, std::int64_t unit_row, T* x,
+                                    const KeyRange& range, const RowInput<T>& input, std::int64_t* top) {
   const AttentionOutputs& outputs = run.job.outputs;
   const std::int64_t head = unit.head(unit_row);
   const std::int64_t row = run.job.row(unit.sequence.batch, head, unit.query(unit_row));
-  const auto index = static_cast<std::size_t>(row);
-  const T sink = SinkOf<T>(run.job, head);
-  if (run.pass == Pass::states) {
-    run.states[index] = StateOfRow(x, range, sink);
-    return {};
-  }
-  if (run.pass != Pass::attention) {
-    const RowOutcome<T> outcome = ScaledRow(run, row, x, range, sink);
-    if (run.pass == Pass::sums) run.sums[index] = outcome.sums;
-    if (run.pass == Pass::shard) run.mass[index] = outcome.sums.z;
-    return outcome;
-  }
-
   float* top_weights = outputs.top_weights.data() + row * outputs.top_k;
   std::int64_t found = 0;
   if (outputs.top_k > 0) {
@@ -161,28 +92,27 @@ HWY_NOINLINE RowOutcome<T> FinishRow(const AttentionRun& run, const Unit& unit, 
     std::fill(keys + found, keys + outputs.top_k, -1);
     std::fill_n(top_weights, outputs.top_k, 0.0f);
   }
-  const RowOutcome<T> outcome = WeighRow(x, range, sink, run.job.rule(head), !outputs.stats.empty(), tools);
-  const double z = outcome.sums.z;
-  if (!outputs.stats.empty()) {
-    const double depth = static_cast<double>(outcome.top) - static_cast<double>(outcome.key_max);
-    outputs.stats[index] =
-        StatsOf(outcome.state, outcome.beta, outcome.sums, depth, sink != kMinusInfinity<T>);
-  }
+  const RowWants wants{.stats = !outputs.stats.empty()};
+  const RowResult<T> result =
+      FunctionsOf<T>(run.job.options.normalizer).weigh(input, run.job.rule(head), wants, x + range.begin);
+  const double z = result.sums.z;
+  if (wants.stats) outputs.stats[static_cast<std::size_t>(row)] = StatsOf(input, result);
+  const std::uint8_t* keep = input.tiles->keep;
   if (!(z > 0)) {
     if (std::isnan(z)) std::fill_n(top_weights, found, std::numeric_limits<float>::quiet_NaN());
     if (!outputs.weight_rows.empty() || !outputs.column_sums.empty()) {
       StoreWeights(run, unit, unit_row, x, std::isnan(z) ? range : KeyRange{}, nullptr, z);
     }
-    return outcome;
+    return result;
   }
   for (std::int64_t i = 0; i < found; ++i) {
-    const bool weighed = tools.keep == nullptr || tools.keep[top[i] / kTileKeys] != 0;
+    const bool weighed = keep == nullptr || keep[top[i] / kTileKeys] != 0;
     top_weights[i] = weighed ? static_cast<float>(static_cast<double>(x[top[i]]) / z) : 0.0f;
   }
   if (!outputs.weight_rows.empty() || !outputs.column_sums.empty()) {
-    StoreWeights(run, unit, unit_row, static_cast<const T*>(x), range, tools.keep, z);
+    StoreWeights(run, unit, unit_row, static_cast<const T*>(x), range, keep, z);
   }
-  return outcome;
+  return result;
 }
 
 // A row of attention without keys within its reach.
@@ -194,34 +124,6 @@ HWY_INLINE void FinishEmptyRow(const AttentionRun& run, const Unit& unit, std::i
     std::fill_n(outputs.top_keys.data() + row * outputs.top_k, outputs.top_k, -1);
     std::fill_n(outputs.top_weights.data() + row * outputs.top_k, outputs.top_k, 0.0f);
   }
-}
-
-// to = values of keys [begin, end) of the unit, 0 where they are hidden from the row whose logits are x.
-template <typename T>
-HWY_INLINE void LoadVisible(const core::AttentionJob& job, const Unit& unit, const T* x,
-                            const KeyRange& range, std::int64_t begin, std::int64_t end, T* to,
-                            std::int64_t stride) {
-  for (std::int64_t key = begin; key < end; ++key, to += stride) {
-    std::fill_n(to, stride, T(0));
-    if (key < range.begin || key >= range.end || x[key] == kMinusInfinity<T>) continue;
-    const std::byte* from = job.v.at(unit.sequence.batch, unit.key_head, unit.sequence.first_key + key);
-    LoadRow(from, job.v.dtype, job.v.strides[3], job.shape.value_size, to);
-  }
-}
-
-template <typename T>
-HWY_INLINE bool AllFinite(const T* row, std::int64_t size) {
-  const hn::ScalableTag<T> d;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  auto sum = hn::Zero(d);  // of 0 for numbers and NaN for others
-  std::int64_t i = 0;
-  for (; i + lanes <= size; i += lanes) {
-    const auto v = hn::LoadU(d, row + i);
-    sum = hn::Add(sum, hn::Sub(v, v));
-  }
-  T rest = 0;
-  for (; i < size; ++i) rest += row[i] - row[i];
-  return hn::GetLane(hn::SumOfLanes(d, sum)) + rest == T(0);
 }
 
 // means[i] = sums[i] / z where the sum is finite.

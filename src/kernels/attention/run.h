@@ -27,7 +27,7 @@ inline constexpr std::int64_t kPad = 64;
 inline constexpr std::int64_t padded(std::int64_t n) { return (n + kPad - 1) / kPad * kPad; }
 static_assert(padded(kMaxHeadSize) == kMaxHeadSize);  // buffers of kMaxHeadSize hold any padded vector
 
-// Elements from one row of logits to the next: room for a sink, and rows that don't all start in the
+// Elements from one row of logits to the next: space for a sink, and rows that don't all start in the
 // same set of the first-level cache.
 inline constexpr std::int64_t logit_stride(std::int64_t keys) { return padded(keys) + 16; }
 
@@ -101,9 +101,9 @@ struct Scratch {
   T* q = nullptr;                // block_rows x padded D, scaled
   T* x = nullptr;                // block_rows x stride: logits, then weights
   T* out = nullptr;              // block_rows x padded E
-  T* room = nullptr;             // one row
+  T* row = nullptr;              // one row of logits
   T* values = nullptr;           // a tile of values, converted
-  T* tile_max = nullptr;         // one a tile
+  T* tile_max = nullptr;         // one per tile
   std::uint8_t* keep = nullptr;  // kBlockStep rows x tiles: does a row need a tile?
   std::uint8_t* live = nullptr;  // strips x tiles: does a strip?
   std::int64_t* top = nullptr;   // top_k keys
@@ -154,7 +154,7 @@ void measure_units(Run& run) {
   run.stride = logit_stride(run.max_keys);
 }
 
-// The shape that a plan is made for; threads as many as were asked for, or as it is worth.
+// The shape that a plan is made for; as many threads as the caller set, or as it is worth.
 template <typename Run>
 core::PlanInput plan_input(const Run& run) {
   const core::AttentionShape& shape = run.job.shape;
@@ -206,7 +206,7 @@ template <typename T>
 struct Shared {
   T* keys = nullptr;               // many rows: a wave of packed K
   T* values = nullptr;             // many rows, if planned: a wave of packed V
-  std::uint8_t* unsafe = nullptr;  // many rows: 1 a tile of V that holds NaN or infinity; a wave
+  std::uint8_t* unsafe = nullptr;  // many rows: 1 for each tile of V that holds NaN or infinity; a wave
   T* x = nullptr;                  // few rows: rows x stride, a wave
   T* partial = nullptr;            // few rows: chunks x rows x padded E, a wave
   double* z = nullptr;             // few rows: normaliser of a row, a wave
@@ -236,7 +236,7 @@ Scratch<T> lay_out_worker(const AttentionRun& run, Arena& arena) {
   s.q = arena.take<T>(run.plan.few ? run.max_rows : rows, run.key_size());
   if (!run.plan.few) s.x = arena.take<T>(rows, run.stride);
   s.out = arena.take<T>(rows, run.value_size());
-  s.room = arena.take<T>(run.stride);
+  s.row = arena.take<T>(run.stride);
   s.values = arena.take<T>(core::kTileKeys, std::max(run.value_size(), run.key_size()));
   s.tile_max = arena.take<T>(run.tiles);
   s.keep = arena.take<std::uint8_t>(core::kBlockStep, run.tiles);

@@ -127,7 +127,7 @@ HWY_INLINE V ExpMinusAbs(D d, V s) {
     const Exponential<T> exponential(1.0);
     return exponential(d, exponential.limit(d, y));
   } else {
-    // A lone value takes the road of the vectors, so that its place in an array can't change its bits.
+    // A lone value takes the path of the vectors, so that its position in an array can't change its bits.
     const hn::ScalableTag<T> wide;
     const Exponential<T> exponential(1.0);
     const auto e = exponential(wide, exponential.limit(wide, hn::Set(wide, hn::GetLane(y))));

@@ -68,7 +68,8 @@ HWY_NOINLINE void MultiplyRows(const T* a, std::int64_t row_stride, std::int64_t
   }
 #pragma GCC unroll 2
   for (std::int64_t step = 0; step < depth; ++step, b += b_stride, a += step_stride) {
-    // Whichever side is shorter waits in registers: with 12 sums there is room for 3 more and an operand.
+    // Whichever side is shorter waits in registers: with 12 sums there are registers for 3 more and an
+    // operand.
     if constexpr (kVectors < kRows) {
       V columns[kVectors];
 #pragma GCC unroll 4

@@ -38,7 +38,7 @@ HWY_INLINE V MaxKeepNaN(D d, V low, V v) {
 #endif
 }
 
-// Prepared once a row: y is limited to where e^(beta y) isn't 0 yet, so that 0 * inf never happens.
+// Prepared once per row: y is limited to where e^(beta y) isn't 0 yet, so that 0 * inf never happens.
 template <typename T>
 struct Exponential;
 

@@ -2,6 +2,7 @@
 #ifndef WHET_KERNELS_ROW_ROW_JOB_H_
 #define WHET_KERNELS_ROW_ROW_JOB_H_
 
+#include <whet/normalizer.h>
 #include <whet/row.h>
 #include <whet/rule.h>
 #include <whet/softmax.h>
@@ -25,6 +26,7 @@ namespace whet::kernels {
 struct RowJob {
   core::Rows rows;
   Rule rule{};
+  Normalizer normalizer{};
   core::RowArray in{};    // logits, or probabilities
   core::RowArray dout{};  // backward only
   core::RowArray out{};   // weights, or din

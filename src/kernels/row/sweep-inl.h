@@ -2,7 +2,7 @@
 //
 // A row is read in this order: scan (maximum), sweep (exponentials and their moments), scale. One core
 // is bound by the exponentials, not by memory, so the number of sweeps matters less than the number
-// of exponentials: none costs one a key, a rule of the entropy two. Measuring every exponential
+// of exponentials: none costs one per key, a rule of the entropy two. Measuring every exponential
 // from the row's own maximum needs no rescaling afterwards; the extra read of the scan is
 // light beside a sweep.
 //
@@ -43,53 +43,41 @@ HWY_INLINE std::int64_t RunKeys() {
 template <typename T>
 inline constexpr std::size_t kMaxRunKeys = kRun* HWY_MAX_BYTES / sizeof(T);
 
-// A sum in float64, fed a vector of T at a time.
-template <typename T>
-class WideSum;
+// A sum in float64, fed a vector of T at a time. It lies in two vectors of the caller's, not in a struct: on
+// targets whose vectors have no fixed length they can't be members.
+using WideVec = hn::Vec<hn::ScalableTag<double>>;
 
-template <>
-class WideSum<float> {
- public:
-  HWY_INLINE WideSum() : low_(hn::Zero(DD())), high_(hn::Zero(DD())) {}
-  HWY_INLINE void Add(hn::Vec<hn::ScalableTag<float>> v) {
+// f32: the two hold the sums of the lower and of the upper lanes.
+HWY_INLINE void AddWide(hn::Vec<hn::ScalableTag<float>> v, WideVec& low, WideVec& high) {
+  const hn::ScalableTag<double> dd;
 #if HWY_TARGET == HWY_SCALAR
-    low_ = hn::Add(low_, hn::PromoteTo(DD(), v));
+  (void)high;
+  low = hn::Add(low, hn::PromoteTo(dd, v));
 #else
-    const hn::Half<hn::ScalableTag<float>> half;
-    low_ = hn::Add(low_, hn::PromoteTo(DD(), hn::LowerHalf(half, v)));
-    high_ = hn::Add(high_, hn::PromoteTo(DD(), hn::UpperHalf(half, v)));
+  const hn::Half<hn::ScalableTag<float>> half;
+  low = hn::Add(low, hn::PromoteTo(dd, hn::LowerHalf(half, v)));
+  high = hn::Add(high, hn::PromoteTo(dd, hn::UpperHalf(half, v)));
 #endif
-  }
-  HWY_INLINE double Total() const { return hn::GetLane(hn::SumOfLanes(DD(), hn::Add(low_, high_))); }
+}
 
- private:
-  using DD = hn::ScalableTag<double>;
-  hn::Vec<DD> low_, high_;
-};
-
-// Compensated by what every addition drops (Knuth's two-sum): over 131,072 keys a plain sum drifts by up to
+// f64: a sum and what its additions dropped (Knuth's two-sum): over 131,072 keys a plain sum drifts by up to
 // 1e-12.
-template <>
-class WideSum<double> {
- public:
-  HWY_INLINE WideSum() : sum_(hn::Zero(DD())), dropped_(hn::Zero(DD())) {}
-  HWY_INLINE void Add(hn::Vec<hn::ScalableTag<double>> v) {
-    const auto next = hn::Add(sum_, v);
-    const auto added = hn::Sub(next, sum_);
-    const auto error = hn::Add(hn::Sub(sum_, hn::Sub(next, added)), hn::Sub(v, added));
-    dropped_ = hn::Add(dropped_, error);
-    sum_ = next;
-  }
-  HWY_INLINE double Total() const {
-    const double sum = hn::GetLane(hn::SumOfLanes(DD(), sum_));
-    const double dropped = hn::GetLane(hn::SumOfLanes(DD(), dropped_));
-    return std::isfinite(sum) ? sum + dropped : sum;  // beside an infinity, `dropped` is NaN
-  }
+HWY_INLINE void AddWide(hn::Vec<hn::ScalableTag<double>> v, WideVec& sum, WideVec& dropped) {
+  const auto next = hn::Add(sum, v);
+  const auto added = hn::Sub(next, sum);
+  const auto error = hn::Add(hn::Sub(sum, hn::Sub(next, added)), hn::Sub(v, added));
+  dropped = hn::Add(dropped, error);
+  sum = next;
+}
 
- private:
-  using DD = hn::ScalableTag<double>;
-  hn::Vec<DD> sum_, dropped_;
-};
+template <typename T>
+HWY_INLINE double TotalWide(WideVec a, WideVec b) {
+  const hn::ScalableTag<double> dd;
+  if constexpr (sizeof(T) == sizeof(float)) return hn::GetLane(hn::SumOfLanes(dd, hn::Add(a, b)));
+  const double sum = hn::GetLane(hn::SumOfLanes(dd, a));
+  const double dropped = hn::GetLane(hn::SumOfLanes(dd, b));
+  return std::isfinite(sum) ? sum + dropped : sum;  // beside an infinity, `dropped` is NaN
+}
 
 template <typename T>
 inline constexpr T kMinusInfinity = -std::numeric_limits<T>::infinity();
@@ -169,7 +157,9 @@ HWY_NOINLINE Sums Sweep(const T* x, T* out, std::int64_t n, T max, double beta, 
   const Exponential<T> exponential(beta);
   const V top = hn::Set(d, max), factor = hn::Set(d, scale);
   const std::int64_t run = RunKeys<T>();
-  WideSum<T> zs, ts, us, vs, ws;
+  const WideVec none = hn::Zero(hn::ScalableTag<double>());
+  WideVec za = none, zb = none, ta = none, tb = none, ua = none, ub = none, va = none, vb = none, wa = none,
+          wb = none;
   for (std::int64_t i = 0; i < n; i += run) {
     if (next != nullptr && i + run <= n) FetchRun(next + i);
     V z = hn::Zero(d), t = z, u = z, v = z, w = z;
@@ -193,13 +183,14 @@ HWY_NOINLINE Sums Sweep(const T* x, T* out, std::int64_t n, T max, double beta, 
           return kScale ? hn::Mul(e, factor) : e;
         },
         x + i);
-    zs.Add(z);
-    if constexpr (kMoments >= 1) ts.Add(t);
-    if constexpr (kMoments >= 2) us.Add(u);
-    if constexpr (kMoments >= 3) vs.Add(v);
-    if constexpr (kMoments == 4) ws.Add(w);
+    AddWide(z, za, zb);
+    if constexpr (kMoments >= 1) AddWide(t, ta, tb);
+    if constexpr (kMoments >= 2) AddWide(u, ua, ub);
+    if constexpr (kMoments >= 3) AddWide(v, va, vb);
+    if constexpr (kMoments == 4) AddWide(w, wa, wb);
   }
-  return {zs.Total(), ts.Total(), us.Total(), vs.Total(), ws.Total()};
+  return {TotalWide<T>(za, zb), TotalWide<T>(ta, tb), TotalWide<T>(ua, ub), TotalWide<T>(va, vb),
+          TotalWide<T>(wa, wb)};
 }
 
 template <int kMoments, typename T>

@@ -15,8 +15,8 @@
 #include <hwy/highway.h>
 
 #include "kernels/elements/elements-inl.h"
-#include "kernels/softmax/backward-inl.h"
-#include "kernels/softmax/softmax-inl.h"
+#include "kernels/row/normalizers-inl.h"
+#include "kernels/row/visible-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {
@@ -35,24 +35,11 @@ HWY_INLINE void ClearGradient(const RowJob& job, std::byte* din, std::int64_t be
   }
 }
 
-// The gradient of a row that holds NaN or +inf: NaN for visible keys.
-template <typename T>
-HWY_NOINLINE void BreakGradient(const RowJob& job, std::byte* din, const T* x, std::int64_t n) {
-  const core::RowArray& out = job.out;
-  T block[kBlock];
-  for (std::int64_t i = 0; i < n; i += kBlock) {
-    const std::int64_t size = std::min(kBlock, n - i);
-    std::transform(x + i, x + i + size, block, [](T logit) {
-      return logit == kMinusInfinity<T> ? T(0) : std::numeric_limits<T>::quiet_NaN();
-    });
-    StoreRow(static_cast<const T*>(block), out.dtype, out.key_stride, size,
-             din + i * out.key_stride * core::element_bytes(out.dtype));
-  }
-}
-
 template <typename T>
 HWY_INLINE void BackwardRowsOf(const RowJob& job, std::int64_t begin, std::int64_t end, T* buffer) {
   const std::int64_t bytes = core::element_bytes(job.in.dtype);
+  const RowFunctions<T>& functions = FunctionsOf<T>(job.normalizer);
+  const double parameter = job.normalizer.parameter();
   core::RowCursor<4> cursor(job.rows, {&job.in, &job.dout, &job.out, &job.mask}, begin);
   for (std::int64_t row = begin; row < end; ++row, cursor.next()) {
     const std::int64_t n = job.length(row);
@@ -60,29 +47,21 @@ HWY_INLINE void BackwardRowsOf(const RowJob& job, std::int64_t begin, std::int64
     const std::uint8_t* mask = job.mask_at(cursor.offset(3));
     double offset = 0;
     const T* x = VisibleRow(job, job.in.data + cursor.offset(0) * bytes, mask, n, buffer, buffer, offset);
-    RowStats stats;
-    if (job.saved_stats.empty()) {
-      RowState state;
-      T* nowhere = nullptr;
-      const Chosen<T> chosen = Choose<T>(x, n, job.rule, true, nowhere, nowhere, nullptr, state);
-      stats = core::stats_of(state, chosen.beta, chosen.sums);
-    } else {
-      stats = job.saved_stats[static_cast<std::size_t>(row)];
+    const SavedRow saved = job.saved_stats.empty()
+                               ? functions.save(RowInput<T>{.x = x, .n = n, .parameter = parameter}, job.rule)
+                               : Saved(job.saved_stats[static_cast<std::size_t>(row)], job.rule);
+    if (saved.scale != 0) {
+      functions.backward({.x = x,
+                          .n = n,
+                          .parameter = parameter,
+                          .saved = saved,
+                          .dout = job.dout.data + cursor.offset(1) * bytes,
+                          .din = din,
+                          .dout_array = job.dout,
+                          .din_array = job.out},
+                         job.rule, job.through_rule);
     }
-    if (stats.count > 0) {
-      const BackwardRow<T> current{.x = x,
-                                   .n = n,
-                                   .max = static_cast<T>(stats.max),
-                                   .stats = stats,
-                                   .dout = job.dout.data + cursor.offset(1) * bytes,
-                                   .din = din,
-                                   .dout_array = job.dout,
-                                   .din_array = job.out};
-      BackwardRowOf(current, job.rule, job.through_rule);
-    } else if (std::isnan(stats.count)) {
-      BreakGradient(job, din, x, n);
-    }
-    ClearGradient<T>(job, din, stats.count == 0 ? 0 : n);
+    ClearGradient<T>(job, din, saved.scale == 0 ? 0 : n);
   }
 }
 
@@ -110,6 +89,7 @@ void softmax_backward(ConstView in, ConstView dout, View din, const SoftmaxOptio
   const core::Rows rows(in, options.axis);
   kernels::RowJob job{.rows = rows,
                       .rule = options.rule,
+                      .normalizer = options.normalizer,
                       .in = rows.array(in, "in"),
                       .dout = rows.array(dout, "dout"),
                       .out = rows.output(din, "din"),

@@ -16,7 +16,8 @@
 #include <hwy/highway.h>
 
 #include "kernels/elements/elements-inl.h"
-#include "kernels/softmax/softmax-inl.h"
+#include "kernels/row/normalizers-inl.h"
+#include "kernels/row/visible-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {
@@ -32,7 +33,8 @@ template <typename T>
 HWY_INLINE void SoftmaxRowsOf(const RowJob& job, std::int64_t begin, std::int64_t end, T* buffer) {
   const std::int64_t in_bytes = core::element_bytes(job.in.dtype);
   core::RowCursor<3> cursor(job.rows, {&job.in, &job.out, &job.mask}, begin);
-  const bool full = !job.stats.empty();
+  const RowFunctions<T>& functions = FunctionsOf<T>(job.normalizer);
+  const RowWants wants{.stats = !job.stats.empty()};
   const bool out_is_direct = kernels::is_direct(job.out, job.rows.keys());
   for (std::int64_t row = begin; row < end; ++row, cursor.next()) {
     const std::int64_t n = job.length(row);
@@ -49,15 +51,18 @@ HWY_INLINE void SoftmaxRowsOf(const RowJob& job, std::int64_t begin, std::int64_
       following.next();
       next = reinterpret_cast<const T*>(job.in.data + following.offset(0) * in_bytes);
     }
-    T* room = target != x ? target : (buffer != x ? buffer : nullptr);
-    RowState state;
-    const Chosen<T> chosen = SoftmaxRow(x, n, job.rule, full, target, room, next, state);
+    const RowInput<T> input{.x = x,
+                            .n = n,
+                            .parameter = job.normalizer.parameter(),
+                            .scratch = target != x ? target : (buffer != x ? buffer : nullptr),
+                            .next = next};
+    const RowResult<T> result = functions.normalise(input, job.rule, wants, target);
     std::fill(target + n, target + job.rows.keys(), T(0));
     if (!out_is_direct) StoreRow(target, job.out.dtype, job.out.key_stride, job.rows.keys(), out);
-    if (full) {
+    if (wants.stats) {
       RowStats& stats = job.stats[static_cast<std::size_t>(row)];
-      stats = core::stats_of(state, chosen.beta, chosen.sums);
-      if (state.count > 0) {
+      stats = StatsOf(input, result);
+      if (result.state.count > 0) {
         stats.max += offset;
         stats.log_sum_exp += offset;
       }
@@ -82,9 +87,7 @@ HWY_INLINE void StateRowsOf(const RowJob& job, std::int64_t begin, std::int64_t 
     const std::uint8_t* mask = job.mask_at(cursor.offset(1));
     double offset = 0;
     const T* x = VisibleRow(job, in, mask, n, buffer, buffer, offset);
-    Sums sums;
-    job.states[static_cast<std::size_t>(row)] =
-        StateOf<2>(x, n, Scan<true>(x, n), static_cast<T*>(nullptr), static_cast<const T*>(nullptr), sums);
+    job.states[static_cast<std::size_t>(row)] = StateOfRow(RowInput<T>{.x = x, .n = n});
   }
 }
 
@@ -120,6 +123,7 @@ void run_softmax(ConstView in, View out, const SoftmaxOptions& options, const So
   const core::Rows rows(in, options.axis);
   RowJob job{.rows = rows,
              .rule = options.rule,
+             .normalizer = options.normalizer,
              .in = rows.array(in, "in"),
              .out = rows.output(out, "out"),
              .mask = rows.mask(options.mask),

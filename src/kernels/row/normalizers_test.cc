@@ -1,4 +1,4 @@
-#include "core/normalizer.h"
+#include "kernels/row/normalizers.h"
 
 #include <gtest/gtest.h>
 #include <whet/error.h>
@@ -28,8 +28,8 @@ TEST(Normalizer, IsSoftmaxByDefault) {
 }
 
 TEST(Normalizer, AllNamesOfTheTableDiffer) {
-  for (const core::NormalizerEntry& a : core::normalizers()) {
-    for (const core::NormalizerEntry& b : core::normalizers()) EXPECT_EQ(&a == &b, a.name == b.name);
+  for (const core::NormalizerEntry& a : kernels::normalizers()) {
+    for (const core::NormalizerEntry& b : kernels::normalizers()) EXPECT_EQ(&a == &b, a.name == b.name);
   }
 }
 

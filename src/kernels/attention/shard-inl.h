@@ -1,0 +1,57 @@
+// A row of a shard: its state, its sums at a given beta, or its weights there. The largest logit and beta
+// come from the exchange between shards.
+#if defined(WHET_KERNELS_ATTENTION_SHARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WHET_KERNELS_ATTENTION_SHARD_INL_H_
+#undef WHET_KERNELS_ATTENTION_SHARD_INL_H_
+#else
+#define WHET_KERNELS_ATTENTION_SHARD_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cmath>
+#include <cstddef>
+#include <limits>
+
+#include "kernels/attention/run.h"
+#include "kernels/row/normalizers-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace whet {
+namespace HWY_NAMESPACE {
+using kernels::AttentionRun;
+using kernels::Pass;
+
+// Sums of the weights of the row, or the moments of a search; the weights themselves lie in `out`.
+template <typename T>
+HWY_INLINE Sums ShardSums(const AttentionRun& run, const RowInput<T>& input, const RowScale& scale, T* out) {
+  if (std::isnan(scale.beta)) return {.z = scale.beta};
+  if (!(scale.max > -std::numeric_limits<double>::infinity())) return {};  // no shard has a key, or NaN
+  const T top = static_cast<T>(scale.max);
+  if (run.pass == Pass::sums) {
+    return Measure<4>(input.x, static_cast<T*>(nullptr), input.size(), top, scale.beta);
+  }
+  return FunctionsOf<T>(run.job.options.normalizer).weigh_part(input, top, scale.beta, out);
+}
+
+template <typename T>
+HWY_NOINLINE RowResult<T> ShardRow(const AttentionRun& run, std::int64_t row, const RowInput<T>& input,
+                                   T* out) {
+  const auto index = static_cast<std::size_t>(row);
+  RowResult<T> result;
+  if (run.pass == Pass::states) {
+    run.states[index] = StateOfRow(input);
+    return result;
+  }
+  result.beta = run.scales[index].beta;
+  result.sums = ShardSums(run, input, run.scales[index], out);
+  if (run.pass == Pass::sums) run.sums[index] = result.sums;
+  if (run.pass == Pass::shard) run.mass[index] = result.sums.z;
+  return result;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace whet
+HWY_AFTER_NAMESPACE();
+
+#endif  // WHET_KERNELS_ATTENTION_SHARD_INL_H_

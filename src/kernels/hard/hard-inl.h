@@ -1,0 +1,87 @@
+// Hard attention, the limit of softmax as beta grows: the largest logit takes all weight, ties share it
+// equally.
+//
+// Weights are 1 at the maximum and 0 elsewhere before they are normalised, so a row costs its scan and one
+// more pass of three operations per key, and only tiles that hold the maximum are read again. The gradient is
+// 0: weights don't move with the logits, except where they jump.
+#if defined(WHET_KERNELS_HARD_HARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WHET_KERNELS_HARD_HARD_INL_H_
+#undef WHET_KERNELS_HARD_HARD_INL_H_
+#else
+#define WHET_KERNELS_HARD_HARD_INL_H_
+#endif
+
+#include <whet/rule.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <optional>
+
+#include "core/normalizer.h"
+#include "kernels/elements/elements-inl.h"
+#include "kernels/row/row-inl.h"
+#include "kernels/row/sweep-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace whet {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+struct Hard {
+  static constexpr const char* kName = "hard";
+  static constexpr std::optional<core::ParameterRange> kParameter{};
+  static constexpr bool kUsesBeta = false;
+  static constexpr bool kIsExponential = false;
+
+  template <typename T>
+  static double Reach(const RowInput<T>& /*row*/, double /*beta*/, double /*epsilon*/) {
+    return 0;
+  }
+
+  template <typename T>
+  static HWY_INLINE Sums Weigh(const Runs<T>& runs, T top, double /*beta*/, bool /*moments*/, T* out,
+                               const T* /*next*/) {
+    Sums sums;
+    runs.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR {
+      sums.z += Mark(runs.row.x + begin, end - begin, top, out == nullptr ? nullptr : out + begin);
+    });
+    return sums;
+  }
+
+  // w = [x = max] / ties doesn't depend on x:  dx = 0
+  template <typename T>
+  static HWY_INLINE void Backward(const RowGradient<T>& row, const Rule& /*rule*/, bool /*moves*/) {
+    if (row.weights != nullptr) Mark(row.x, row.n, static_cast<T>(row.saved.top), row.weights);
+    static constexpr T kZeros[kBlock] = {};
+    const core::RowArray& din = row.din_array;
+    for (std::int64_t i = 0; i < row.n; i += kBlock) {
+      StoreRow(kZeros, din.dtype, din.key_stride, std::min(kBlock, row.n - i),
+               row.din + i * din.key_stride * core::element_bytes(din.dtype));
+    }
+  }
+
+  // out = 1 where x is `top`, else 0; NaN where x is NaN or +inf. Returns the sum.
+  template <typename T>
+  static HWY_NOINLINE double Mark(const T* x, std::int64_t n, T top, T* out) {
+    const hn::ScalableTag<T> d;
+    using V = hn::Vec<decltype(d)>;
+    const V one = hn::Set(d, T(1)), max = hn::Set(d, top), zero = hn::Zero(d);
+    WideVec a = hn::Zero(hn::ScalableTag<double>()), b = a;
+    Map(
+        d, out, n,
+        [&](V v) HWY_ATTR {
+          const V y = hn::Sub(v, max);
+          const V marked = hn::IfThenElse(hn::Eq(y, y), hn::IfThenElseZero(hn::Eq(y, zero), one), y);
+          AddWide(marked, a, b);
+          return marked;
+        },
+        x);
+    return TotalWide<T>(a, b);
+  }
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace whet
+HWY_AFTER_NAMESPACE();
+
+#endif  // WHET_KERNELS_HARD_HARD_INL_H_

@@ -1,0 +1,289 @@
+// The row engine: a row of logits becomes weights, and the gradient of its weights that of its logits.
+//
+// Everything that weighs rows goes through here: softmax and sharpen, attention with few and many queries,
+// shards, and both backward functions. A row passes through these steps:
+//
+//     beta     scan, measure, rule (beta-inl.h)
+//     tiles    which keys can have weight at all, given the row's maximum
+//     weigh    weights of those keys, not yet normalised, and their sum
+//
+// Weights are left unnormalised: the caller divides by sums.z whatever it makes of them, a row of n weights
+// or an output of E elements.
+//
+// A *normalizer* is a struct of static functions, templates on float or double. It says
+//
+//     kName            its name in every interface
+//     kParameter       what may follow the name after a colon, in RowInput::parameter later
+//     kUsesBeta        false if scaling all logits changes no weight: then no rule is asked
+//     kIsExponential   its weights are e^(beta y): those that the sweeps of ChooseBeta leave behind will do
+//     Reach            how far below the maximum (in units of the logit) a key may lie and still have weight;
+//                      keys beyond have less than `epsilon` of the row together
+//     Weigh            weights of the row's runs of keys
+//     Backward         from a saved row, logits and dL/dw: the weights again, and dL/dx
+//
+// and is listed in normalizers-inl.h. Bytes: a row of n logits is read once by the scan, once by each sweep
+// and written once; in cache after the first time. What bounds it are exponentials: see beta-inl.h, and one
+// more sweep for weighing, but none where ChooseBeta left the weights.
+#if defined(WHET_KERNELS_ROW_ROW_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WHET_KERNELS_ROW_ROW_INL_H_
+#undef WHET_KERNELS_ROW_ROW_INL_H_
+#else
+#define WHET_KERNELS_ROW_ROW_INL_H_
+#endif
+
+#include <whet/row.h>
+#include <whet/rule.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+
+#include "core/rows.h"
+#include "core/sums.h"
+#include "kernels/elements/elements-inl.h"
+#include "kernels/row/beta-inl.h"
+#include "kernels/row/sweep-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace whet {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// ---- Forward ----
+
+template <typename T>
+HWY_INLINE bool HasNaN(const T* x, std::int64_t n) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  V sum = hn::Zero(d);
+  // 0 for numbers; the maximum would forget a NaN.
+  Map(
+      d, static_cast<T*>(nullptr), n,
+      [&](V v) HWY_ATTR {
+        sum = hn::Add(sum, hn::IfThenZeroElse(hn::Eq(v, v), v));
+        return v;
+      },
+      x);
+  const T total = hn::GetLane(hn::SumOfLanes(d, sum));
+  return !(total == total);
+}
+
+// Which tiles hold keys within `reach` of the top, in tiles.keep. True if all do.
+template <typename T>
+HWY_INLINE bool ChooseTiles(const RowInput<T>& row, T top, double reach) {
+  const RowTiles<T>& tiles = *row.tiles;
+  bool all = true;
+  tiles.ForEach(row.n, [&](std::int64_t tile, std::int64_t begin, std::int64_t end) HWY_ATTR {
+    const double depth = static_cast<double>(top) - static_cast<double>(tiles.max[tile]);
+    const bool drop = depth > reach && tiles.nonzero[tile] == 0 && !HasNaN(row.x + begin, end - begin);
+    tiles.keep[tile] = drop ? 0 : 1;
+    all &= !drop;
+  });
+  return all;
+}
+
+// The runs of keys that are weighed: the whole row, or what lies in tiles that are kept; the sink always.
+template <typename T>
+struct Runs {
+  const RowInput<T>& row;
+  bool all;
+
+  // Calls body(begin, end) for every run.
+  template <class Body>
+  HWY_INLINE void ForEach(const Body& body) const {
+    if (all) return body(std::int64_t{0}, row.size());
+    std::int64_t from = 0;
+    row.tiles->ForEach(row.n, [&](std::int64_t tile, std::int64_t begin, std::int64_t end) HWY_ATTR {
+      if (row.tiles->keep[tile] != 0) return;
+      if (begin > from) body(from, begin);
+      from = end;
+    });
+    if (row.n > from) body(from, row.n);
+    if (row.sink) body(row.n, row.n + 1);
+  }
+};
+
+// The rule that is asked.
+template <class Normalizer>
+HWY_INLINE const Rule& RuleFor(const Rule& rule) {
+  static constexpr Rule kNone{};
+  return Normalizer::kUsesBeta ? rule : kNone;
+}
+
+// What is wanted of a row beside its weights.
+struct RowWants {
+  bool stats = false;    // all of the state at beta = 1, and t at beta
+  bool moments = false;  // t at beta, and at beta = 1 if the rule depends on the entropy
+};
+
+// False for a row without visible keys, whose sums.z stays 0, and for one that holds NaN, where it is NaN.
+template <typename T>
+HWY_INLINE bool CanBeWeighed(const RowResult<T>& result) {
+  return result.state.count > 0 && (!result.measured || result.state.z > 0);
+}
+
+// Weights of the row in `out` (which may be row.x), not normalised. A row that can't be weighed has a sums.z
+// that isn't positive, and nothing is written.
+template <class Normalizer, typename T>
+HWY_NOINLINE RowResult<T> WeighRow(const RowInput<T>& row, const Rule& rule, RowWants wants, T* out) {
+  RowResult<T> result = ChooseBeta(row, RuleFor<Normalizer>(rule), wants.stats, false);
+  if (!CanBeWeighed(result)) return result;
+  bool all = true;
+  if (row.tiles != nullptr && row.tiles->keep != nullptr) {
+    all = ChooseTiles(row, result.top, Normalizer::Reach(row, result.beta, row.tiles->epsilon));
+  }
+  if (Normalizer::kIsExponential && all && result.weights != nullptr) {
+    std::copy_n(result.weights, row.size(), out);
+  } else {
+    const T* const next = result.measured ? nullptr : row.next;
+    result.sums = Normalizer::Weigh(Runs<T>{row, all}, result.top, result.beta, wants.stats || wants.moments,
+                                    out, next);
+  }
+  return result;
+}
+
+// The same for a row without tiles, with normalised weights: 0 in a row without visible keys, NaN in one that
+// holds NaN.
+template <class Normalizer, typename T>
+HWY_NOINLINE RowResult<T> NormaliseRow(const RowInput<T>& row, const Rule& rule, RowWants wants, T* out) {
+  RowResult<T> result = ChooseBeta(row, RuleFor<Normalizer>(rule), wants.stats, false);
+  const bool summed = Normalizer::kIsExponential && result.summed;
+  if (CanBeWeighed(result) && !summed) {
+    const T* const next = result.measured ? nullptr : row.next;
+    result.sums = Normalizer::Weigh(Runs<T>{row, true}, result.top, result.beta, wants.stats || wants.moments,
+                                    out, next);
+    result.weights = out;
+  }
+  const double z = result.sums.z;
+  if (!(z > 0)) {
+    std::fill_n(out, row.size(), static_cast<T>(z));
+  } else if (result.weights != nullptr) {
+    Scale(result.weights, out, row.size(), 1 / z);
+  } else {
+    Sweep<0, true>(row.x, out, row.size(), result.top, result.beta, static_cast<T>(1 / z));
+  }
+  return result;
+}
+
+// Weights of a row whose largest logit and beta are known from elsewhere, since it is part of a longer one.
+template <class Normalizer, typename T>
+HWY_NOINLINE Sums WeighPart(const RowInput<T>& row, T top, double beta, T* out) {
+  return Normalizer::Weigh(Runs<T>{row, true}, top, beta, false, out, static_cast<const T*>(nullptr));
+}
+
+// The statistics of a row that was weighed. The sink isn't a key, so it isn't the peak.
+template <typename T>
+HWY_INLINE RowStats StatsOf(const RowInput<T>& row, const RowResult<T>& result) {
+  RowStats stats = core::stats_of(result.state, result.beta, result.sums);
+  if (row.sink && CanBeWeighed(result)) {
+    const double depth = static_cast<double>(result.top) - static_cast<double>(result.key_max);
+    stats.peak *= std::exp(-depth);
+    stats.sharp_peak *= std::exp(-result.beta * depth);
+  }
+  return stats;
+}
+
+// ---- Backward ----
+
+// What backward needs of a row beside its logits. The last three are for a beta that moves with them.
+struct SavedRow {
+  double top = 0;  // where y is measured from
+  double beta = 1;
+  double scale = 0;       // 1 / the sum of the weights; 0: no visible key; NaN: the row holds NaN
+  double mean = 0;        // of y under the weights
+  double slope = 0;       // dbeta/dH over the sum of e^y
+  double plain_mean = 0;  // of y under softmax(x)
+};
+
+template <typename T>
+HWY_INLINE SavedRow Saved(const RowResult<T>& result, const Rule& rule) {
+  SavedRow saved;
+  if (std::isnan(result.sums.z)) saved.scale = result.sums.z;
+  if (!(result.sums.z > 0)) return saved;
+  saved.top = static_cast<double>(result.top);
+  saved.beta = result.beta;
+  saved.scale = 1 / result.sums.z;
+  if (!needs_entropy(rule)) return saved;
+  saved.mean = result.sums.t / result.sums.z;
+  if (rule.needs_search()) return saved;
+  saved.slope = rule.slope(result.state) / result.state.z;
+  saved.plain_mean = result.state.t / result.state.z;
+  return saved;
+}
+
+// The same from the statistics of a row without a sink.
+HWY_INLINE SavedRow Saved(const RowStats& stats, const Rule& rule) {
+  SavedRow saved;
+  if (stats.count == 0) return saved;
+  saved.top = stats.max;
+  saved.beta = stats.beta;
+  saved.scale = stats.sharp_peak;
+  if (!needs_entropy(rule)) return saved;
+  saved.mean = (-std::log(stats.sharp_peak) - stats.sharp_entropy) / stats.beta;
+  if (rule.needs_search()) return saved;
+  RowState state;
+  state.count = static_cast<std::int64_t>(stats.count);
+  state.max = stats.max;
+  state.z = 1 / stats.peak;
+  state.t = state.z * (std::log(state.z) - stats.entropy);
+  saved.slope = rule.slope(state) / state.z;
+  saved.plain_mean = state.t / state.z;
+  return saved;
+}
+
+// The saved row of a row that wasn't saved: what forward would have found.
+template <class Normalizer, typename T>
+HWY_NOINLINE SavedRow SaveRow(const RowInput<T>& row, const Rule& rule) {
+  // The gradient of a row of one key is exactly 0, since its beta is 1: keys are counted.
+  RowResult<T> result = ChooseBeta(row, RuleFor<Normalizer>(rule), false, true);
+  if (CanBeWeighed(result) && !(Normalizer::kIsExponential && result.summed)) {
+    result.sums = Normalizer::Weigh(Runs<T>{row, true}, result.top, result.beta, needs_entropy(rule),
+                                    static_cast<T*>(nullptr), static_cast<const T*>(nullptr));
+  }
+  return Saved(result, rule);
+}
+
+// A row on its way back. The sink, if any, is one more key at the end.
+template <typename T>
+struct RowGradient {
+  const T* x;  // logits; -inf where a key is hidden
+  std::int64_t n;
+  double parameter;  // of the normalizer
+  SavedRow saved;
+  const std::byte* dout;  // dL/dw
+  std::byte* din;         // dL/dx; may be dout
+  const core::RowArray& dout_array;
+  const core::RowArray& din_array;
+  T* weights = nullptr;  // if not null: where the weights are left, not normalised
+};
+
+// The gradient of a row that holds NaN is NaN for its visible keys.
+template <typename T>
+HWY_NOINLINE void BreakGradient(const RowGradient<T>& row) {
+  constexpr T kNaN = std::numeric_limits<T>::quiet_NaN();
+  const std::int64_t step = row.din_array.key_stride * core::element_bytes(row.din_array.dtype);
+  T block[kBlock];
+  for (std::int64_t i = 0; i < row.n; i += kBlock) {
+    const std::int64_t size = std::min(kBlock, row.n - i);
+    for (std::int64_t j = 0; j < size; ++j) block[j] = row.x[i + j] == kMinusInfinity<T> ? T(0) : kNaN;
+    if (row.weights != nullptr) std::copy_n(block, size, row.weights + i);
+    StoreRow(static_cast<const T*>(block), row.din_array.dtype, row.din_array.key_stride, size,
+             row.din + i * step);
+  }
+}
+
+template <class Normalizer, typename T>
+HWY_NOINLINE void BackwardRow(const RowGradient<T>& row, const Rule& rule, bool through_rule) {
+  if (std::isnan(row.saved.scale)) return BreakGradient(row);
+  // At beta = 1 every rule that depends on the logits is on the constant side of its kink.
+  const bool moves = through_rule && needs_entropy(rule) && row.saved.beta != 1;
+  Normalizer::Backward(row, rule, moves);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace whet
+HWY_AFTER_NAMESPACE();
+
+#endif  // WHET_KERNELS_ROW_ROW_INL_H_
