@@ -11,7 +11,8 @@
 namespace whet {
 
 //   softmax    e^(beta x_i) / sum_j e^(beta x_j)
-//   hard       1 / (number of keys at the maximum) for those keys, 0 for others; gradient 0, and no rule is asked
+//   hard       1 / (number of keys at the maximum) for those keys, 0 for others; gradient 0, and no rule is
+//   asked
 class WHET_API Normalizer {
  public:
   Normalizer() = default;  // softmax
