@@ -9,6 +9,7 @@ FUZZ_SECONDS ?= 600
 SECONDS ?= 3600
 VENV := build/venv
 BENCH_VENV := build/bench-venv
+TABLES ?= build# where benchmarks leave their tables
 PYTEST := $(VENV)/bin/python -m pytest -q -p no:cacheprovider
 JAX_TESTS := tests/python/jax tests/python/test_docs.py
 # Warnings stop the build in CI only: a newer compiler's new warning must not stop a user's.
@@ -60,19 +61,21 @@ bench: bench-rows bench-attention bench-train bench-python  ## Compare with torc
 
 bench-rows: release
 	@tools/setup.sh bench
-	$(BENCH_VENV)/bin/python bench/rows.py --lib build/release/libwhet.so --json build/rows.json --markdown build/rows.md
+	$(BENCH_VENV)/bin/python bench/rows.py --lib build/release/libwhet.so --json build/rows.json --markdown $(TABLES)/rows.md
 
 bench-attention: release
 	@tools/setup.sh bench
-	$(BENCH_VENV)/bin/python bench/attention.py --lib build/release/libwhet.so --json build/attention.json --markdown build/attention.md
+	$(BENCH_VENV)/bin/python bench/attention.py --lib build/release/libwhet.so --json build/attention.json --markdown $(TABLES)/attention.md
 
 bench-train: release
 	@tools/setup.sh bench
-	$(BENCH_VENV)/bin/python bench/train_step.py --whet build/release/bin/whet
+	$(BENCH_VENV)/bin/python bench/train_step.py --whet build/release/bin/whet > $(TABLES)/train.md
+	@cat $(TABLES)/train.md
 
 bench-python: python
-	$(VENV)/bin/python bench/python_torch.py
-	$(VENV)/bin/python bench/python_jax.py
+	$(VENV)/bin/python bench/python_torch.py > $(TABLES)/python.md
+	$(VENV)/bin/python bench/python_jax.py >> $(TABLES)/python.md
+	@cat $(TABLES)/python.md
 
 SOURCES = $(shell git ls-files '*.cc' '*.h' '*.c')
 format: setup  ## Format the C and C++ sources

@@ -38,7 +38,7 @@ def to_torch(array: np.ndarray) -> torch.Tensor:
 
 
 def lean_rule(x: torch.Tensor) -> torch.Tensor:
-    """The rule as somebody would write it who counts passes: no logarithm a key, x overwritten."""
+    """The rule as somebody would write it who counts passes: no logarithm per key, x overwritten."""
     p = torch.softmax(x, dim=-1)
     log_sum_exp = x.amax(dim=-1) - p.amax(dim=-1).log()
     entropy = (log_sum_exp - torch.linalg.vecdot(p, x)).unsqueeze(-1)

@@ -57,7 +57,7 @@ class Results:
         every = [t for timings in self.timings.values() for t in timings.values()]
         cpu_share = max(t.cpu_share for t in every if t.threads == 1)
         note += (
-            f" One-thread contenders used at most {cpu_share:.2f} CPU seconds a second; other"
+            f" One-thread contenders used at most {cpu_share:.2f} CPU seconds per second; other"
             f" programs kept {load.processors:.2f} processors busy."
         )
         headers = (

@@ -7,10 +7,9 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
-from report import Section, document
+from report import Section, document, results
 from timing import BenchmarkError, machine_facts, prepare_process, progress
 from whet_c import Whet, WhetError
 
@@ -31,24 +30,24 @@ def _arguments(what: str, quick: str) -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _run(options: argparse.Namespace, command: str, sections_of: Sections) -> int:
+def _run(options: argparse.Namespace, title: str, command: str, sections_of: Sections) -> int:
     cpus = prepare_process()
     library = options.lib.resolve()
     whet = Whet(library)
-    facts = machine_facts(cpus) | {"whet": f"{whet.version()}, target {whet.target()}"}
+    facts = machine_facts(cpus)
     start = time.perf_counter()
     sections = [section() for section in sections_of(whet, library, options.quick, cpus)]
     progress(f"done after {time.perf_counter() - start:.0f} s")
 
     command += " --quick" if options.quick else ""
-    text = document(facts, sections, command)
+    text = document(title, facts | {"whet": f"{whet.version()}, target {whet.target()}"}, sections, command)
     print(text)
     if options.markdown:
         options.markdown.write_text(text)
     if options.json:
-        everything = {"schema": "whet results", "version": 1, "kind": "benchmark", "command": command, "facts": facts,
-                      "sections": [asdict(s) for s in sections]}
-        options.json.write_text(json.dumps(everything, indent=1))
+        provenance = {"command": command, "whet": whet.version(), "machine": facts.pop("CPU"),
+                      "target": whet.target(), "threads": len(cpus)}  # fmt: skip
+        options.json.write_text(json.dumps(results(provenance, facts, sections), indent=1))
     missed = any(not bar.reached for section in sections for bar in section.bars)
     return 1 if options.strict and missed else 0
 
@@ -56,6 +55,6 @@ def _run(options: argparse.Namespace, command: str, sections_of: Sections) -> in
 def main(script: str, what: str, quick: str, sections_of: Sections) -> None:
     """Runs a benchmark and exits. `sections_of` is called once torch and jax may be imported."""
     try:
-        sys.exit(_run(_arguments(what, quick), f"python {script}", sections_of))
+        sys.exit(_run(_arguments(what, quick), what.capitalize(), f"python {script}", sections_of))
     except (BenchmarkError, WhetError, OSError) as error:
         sys.exit(f"{script}: {error}")

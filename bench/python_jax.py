@@ -87,7 +87,7 @@ def rows_of(shape: str, timings: dict[str, Timing]) -> list[tuple[str, ...]]:
 
 def bars_of(results: dict[str, dict[str, Timing]]) -> list[Bar]:
     small, rows, heads = results["1 x 16"], results["64 x 65536"], results["8 heads x 1024, size 64"]
-    return [Bar("NumPy, 1 x 16, microseconds a call", 1e6 * small["whet none (NumPy)"].median, 10, True),
+    return [Bar("NumPy, 1 x 16, microseconds per call", 1e6 * small["whet none (NumPy)"].median, 10, True),
             Bar("whet.jax none / jax.nn, 64 x 65536", ratio(rows, "whet.jax none, jit", JAX), 1, True),
             Bar("whet.jax paper / jax.nn (plain), 64 x 65536", ratio(rows, "whet.jax paper, jit", JAX), 1, True),
             Bar("whet.jax none / jax.nn, attention", ratio(heads, "whet.jax none, jit", JAX), 1, True),
@@ -111,6 +111,7 @@ def run(options: argparse.Namespace) -> int:
     with OtherLoad() as load:
         results = measure(7 if options.quick else 21)
     facts["busy with others"] = f"{load.processors:.2f} processors"
+    print("\n# Calls through JAX and NumPy\n")
     print("\n".join(f"- {name}: {fact}" for name, fact in facts.items()), end="\n\n")
     headers = ("shape", "contender", "median, µs", "quartiles", f"× {JAX}", "error / tolerance")
     rows = [row for shape, timings in results.items() for row in rows_of(shape, timings)]

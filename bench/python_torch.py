@@ -37,7 +37,7 @@ def main() -> int:
     torch.set_num_threads(1)
     whet.set_num_threads(1)
     torch.manual_seed(0)
-    print(f"torch {version('torch')}, whet {whet.version()}, target {whet.target()}, one thread\n")
+    print(f"# Calls through torch\n\ntorch {version('torch')}, whet {whet.version()}, target {whet.target()}, one thread\n")
     rounds = 7 if options.quick else 21
     bars = [*_small_calls(rounds), *_rows(rounds), *_attention(rounds)]
     print(bar_table(bars))
@@ -98,7 +98,7 @@ def _small_calls(rounds: int) -> list[Bar]:
     ]
     of_rows = _measured("A call on one row of 16 logits", rows, rounds, 1e-6, "µs")
     of_heads = _measured("A call on 2 heads of 4 queries and keys, d 8", heads, rounds, 1e-6, "µs")
-    return [Bar(f"{name}, µs a call", timings[name].median * 1e6, CALL_BAR, at_most=True)
+    return [Bar(f"{name}, µs per call", timings[name].median * 1e6, CALL_BAR, at_most=True)
             for timings, name in ((of_rows, "softmax"), (of_rows, "softmax, paper"), (of_heads, "attention"),
                                   (of_heads, "attention, paper, causal"))]
 

@@ -1,9 +1,9 @@
-"""Bars and tables of a benchmark. A table is Markdown, padded so that a terminal shows it well."""
+"""Bars and tables of a benchmark, as Markdown padded so that a terminal shows it well, and as results.json."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from timing import Timing
 
@@ -59,11 +59,19 @@ class Section:
     timings: dict[str, list[Timing]]  # by shape
 
 
-def document(facts: dict[str, str], sections: Sequence[Section], command: str) -> str:
+def document(title: str, facts: dict[str, str], sections: Sequence[Section], command: str) -> str:
     bars = [bar for section in sections for bar in section.bars]
-    parts = [f"`{command}`", "\n".join(f"- {name}: {fact}" for name, fact in facts.items())]
+    parts = [f"# {title}", f"`{command}`", "\n".join(f"- {name}: {fact}" for name, fact in facts.items())]
     parts.append(bar_table(bars))
     for section in sections:
         rows = table(section.headers, section.rows, left=2)
-        parts += [f"### {section.title}", section.note, rows]
+        parts += [f"## {section.title}", section.note, rows]
     return "\n\n".join(parts) + "\n"
+
+
+def results(
+    provenance: dict[str, object], facts: dict[str, str], sections: Sequence[Section]
+) -> dict[str, object]:
+    """As src/results/results.h has them, and the timings beside."""
+    return {"schema": "whet results", "version": 1, "kind": "benchmark", "provenance": provenance, "facts": facts,
+            "sections": [asdict(s) | {"rows": [[str(cell) for cell in row] for row in s.rows]} for s in sections]}  # fmt: skip

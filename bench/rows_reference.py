@@ -1,6 +1,6 @@
 """The data of bench/rows.py, the rule in float64, and how far a contender may be from it.
 
-All bounds are relative to the float64 weight w_i of a key, with y = x - max(x), n keys a row:
+All bounds are relative to the float64 weight w_i of a key, with y = x - max(x), n keys per row:
 
 - whet: the contract of its documentation, 1e-6 (1 + |beta y_i|) at the beta in its stats.
 - A framework in plain float32: 1e-6 (1 + 2 max|beta x|) for rounded logits and n 2^-24 / 8 for the

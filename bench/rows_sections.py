@@ -90,7 +90,7 @@ class Results:
         cpu_share = max(t.cpu_share for t in every if t.threads == 1)
         faults = max(t.faults for t in every)
         note += (
-            f" One-thread contenders used at most {cpu_share:.2f} CPU seconds a second; calls had"
+            f" One-thread contenders used at most {cpu_share:.2f} CPU seconds per second; calls had"
             f" at most {faults:.0f} page faults on average; other programs kept"
             f" {load.processors:.2f} processors busy."
         )
@@ -253,8 +253,8 @@ def memory(setting: Setting) -> Section:
                 worst = max(worst, (extra - COUNTING_ERROR) / allowed)
             row = (_text(shape), contender, threads, f"{extra / 1024:.0f}", f"{allowed / 1024:.0f}")
             rows.append(row)
-    bar = Bar("extra memory of whet / one row a thread, worst", worst, 1, at_most=True)
-    headers = ("shape", "contender", "threads", "extra KiB", "one row a thread, KiB")
+    bar = Bar("extra memory of whet / one row per thread, worst", worst, 1, at_most=True)
+    headers = ("shape", "contender", "threads", "extra KiB", "one row per thread, KiB")
     note = (
         "Growth of a new process's peak in its first call of that size, good to about 256 KiB"
         " (the bar allows for that)."

@@ -79,9 +79,9 @@ class Timing:
     threads: int
     error_share: float
     repetitions: int
-    seconds: list[float] = field(default_factory=list)  # one call's, one entry a round
+    seconds: list[float] = field(default_factory=list)  # one call's, one entry per round
     cpu_share: float = 0.0  # CPU seconds of this process per second
-    faults: float = 0.0  # page faults a call
+    faults: float = 0.0  # page faults per call
 
     @property
     def median(self) -> float:
@@ -130,7 +130,7 @@ def verified_timings(
         timing.faults = usage[timing.name].faults / (timing.repetitions * rounds)
         if timing.threads == 1 and timing.cpu_share > MAX_CPU_SHARE:
             raise BenchmarkError(
-                f"{timing.name} used {timing.cpu_share:.2f} CPU seconds a second with one thread"
+                f"{timing.name} used {timing.cpu_share:.2f} CPU seconds per second with one thread"
             )
     return timings
 

@@ -142,7 +142,7 @@ class Evaluation:
 
 
 def timed_steps(training: peer.Training, batches: Sequence) -> float:
-    """Seconds a step."""
+    """Seconds per step."""
     training.restart()
     start = time.perf_counter()
     training.run(batches)
@@ -231,8 +231,9 @@ def run(options: argparse.Namespace) -> int:
         rounds = 3 if options.quick else 11
         results = [measure(Command(whet, start, options.quick), rounds) for start in (None, trained)]
     facts["busy with others, whet's own runs included"] = f"{load.processors:.2f} processors"
+    print("# Training the paper's head\n")
     print("\n".join(f"- {name}: {fact}" for name, fact in facts.items()), end="\n\n")
-    headers = ("what", "contender", "a second", "quartiles", "time, × whet", "error / tolerance")
+    headers = ("what", "contender", "per second", "quartiles", "time, × whet", "error / tolerance")
     print(table(headers, [row for result in results for row in rows_of(result)], left=2), end="\n\n")
     bars = [bar for result in results for bar in bars_of(result)]
     print(bar_table(bars))

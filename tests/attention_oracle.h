@@ -54,7 +54,7 @@ struct Attention {
   Array v;     // (B, K, M, E)
   Array dout;  // (B, H, N, E), for gradients
 
-  std::vector<Rule> rules = {Rule{}};  // one, or one a head
+  std::vector<Rule> rules = {Rule{}};  // one, or one per head
   std::optional<double> scale = {};    // default 1 / sqrt(D)
   Array query_scale;                   // (B, H, N)
   double softcap = 0;
@@ -65,7 +65,7 @@ struct Attention {
   Align align = Align::start;
   std::int64_t window_left = -1;
   std::int64_t window_right = -1;
-  std::vector<std::int64_t> lengths = {};       // B of them, or one a row
+  std::vector<std::int64_t> lengths = {};       // B of them, or one per row
   std::vector<std::int64_t> query_starts = {};  // packed sequences
   std::vector<std::int64_t> key_starts = {};
 
@@ -242,7 +242,7 @@ struct Forward {
   Stats<Real> stats(std::size_t r) const { return stats_of(rows[r], betas[r]); }
 };
 
-// At these betas, one a row; empty: at what the rules choose.
+// At these betas, one per row; empty: at what the rules choose.
 template <typename Real>
 Forward<Real> forward(const Attention& p, std::span<const double> betas = {}) {
   Forward<Real> f;

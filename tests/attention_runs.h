@@ -123,7 +123,7 @@ inline constexpr DType kTypes[] = {DType::f32, DType::f64, DType::bf16, DType::f
 
 inline std::string name_of(DType type) { return "element type " + std::to_string(static_cast<int>(type)); }
 
-// Up to kFewRows rows a key head take one road through the kernels, more another: each case goes both.
+// Up to kFewRows rows per key head take one path through the kernels, more another: each case takes both.
 inline constexpr std::int64_t kQueries[] = {core::kFewRows / 2 - 1, core::kFewRows + 3};
 
 // Every rule with few queries and with many in f32, and with either in another type; type and road of the

@@ -4,7 +4,7 @@
     tools/accuracy_svg.py > docs/accuracy.svg
 
 `whet report --format svg` draws every figure of a page; this one has the few curves that a first look needs, their names
-beside them, and follows the reader's light or dark mode. tests/house/test_house.py says when it is stale.
+beside them, and follows the reader's light or dark mode. tests/layout/test_layout.py says when it is stale.
 """
 
 import json

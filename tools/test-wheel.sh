@@ -25,7 +25,7 @@ grep -E '^(numpy|pytest|ml_dtypes|safetensors)==' tests/requirements.txt > "$roo
 build/venv/bin/python -m pip download --quiet --disable-pip-version-check --only-binary :all: --python-version "$version" \
   --dest "$root/whet/packages" -r "$root/whet/requirements.txt"
 cp build/wheels/whet-*.whl "$root/whet/packages"
-cp -r README.md docs examples tests "$root/whet"
+cp -r README.md bench docs examples tests "$root/whet"
 
 # The mounts end with the process that made them. Terminals, which some tests open, need the host's /dev.
 unshare --mount bash -euo pipefail -c 'mount -t proc proc "$0/proc"; mount --rbind /dev "$0/dev"; exec chroot "$0" bash -euo pipefail' "$root" <<'INSIDE'

@@ -29,7 +29,7 @@ void bench_train(const BenchOptions& options);
 struct Contender {
   std::string what;
   std::function<void()> run;
-  std::vector<double> ns{};  // of one run, one a round
+  std::vector<double> ns{};  // of one run, one per round
 
   double quantile(double q) const;
   double median() const { return quantile(0.5); }
@@ -38,7 +38,7 @@ struct Contender {
 
 inline constexpr int kBenchRounds = 9;
 
-// Every contender once a round, so that a slow moment of the machine hits all of them alike.
+// Every contender once per round, so that a slow moment of the machine hits all of them alike.
 void time_all(std::vector<Contender>& contenders);
 
 double mean_beta(std::span<const RowStats> stats);

@@ -1,4 +1,4 @@
-// whet bench train: steps of training and sets of evaluation a second. bench/train_step.py verifies them
+// whet bench train: steps of training and sets of evaluation per second. bench/train_step.py verifies them
 // against JAX.
 //
 // What bench/train_step.py needs to run the same steps in JAX can be kept: weights, batches, losses,
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "cli/bench.h"
+#include "cli/lab_options.h"
 #include "files/text.h"
 #include "lab/evaluation.h"
 #include "lab/run.h"
@@ -31,9 +32,12 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-lab::TrainingState start_state(const lab::Recipe& recipe, const std::string& from) {
+lab::TrainingState start_state(const lab::Recipe& recipe, const BenchOptions& options) {
   lab::TrainingState state = lab::initial_state(recipe);
-  if (!from.empty()) state.parameters = lab::load_run(from).parameters;
+  if (options.run.empty()) return state;
+  const lab::Run run = lab::load_run(options.run);
+  if (!options.keep.empty()) refuse_to_overwrite({run}, "--keep", options.keep);
+  state.parameters = run.parameters;
   return state;
 }
 
@@ -86,7 +90,7 @@ void keep_steps(const std::string& path, const lab::Recipe& recipe, const lab::T
   file.commit();
 }
 
-// Seconds a step: the median over rounds of `steps` steps that go on from each other.
+// Seconds per step: the median over rounds of `steps` steps that go on from each other.
 std::vector<double> time_steps(const lab::Recipe& recipe, const lab::TrainingState& start, int rounds,
                                int steps) {
   lab::Trainer trainer(recipe, start);
@@ -123,7 +127,7 @@ double sets_per_second(const std::vector<float>& parameters, std::int64_t items,
 
 void bench_train(const BenchOptions& options) {
   lab::Recipe recipe = lab::named_recipe("paper");
-  const lab::TrainingState start = start_state(recipe, options.run);
+  const lab::TrainingState start = start_state(recipe, options);
   if (!options.keep.empty()) keep_steps(options.keep, recipe, start);
   const std::vector<double> seconds =
       time_steps(recipe, start, options.quick ? 3 : 9, options.quick ? 20 : 100);

@@ -4,7 +4,6 @@
 #include <cstdio>
 #include <filesystem>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <utility>
@@ -18,11 +17,10 @@
 #include "lab/reproduction.h"
 #include "report/page.h"
 #include "report/table.h"
+#include "results/results.h"
 
 namespace whet::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 struct Arguments {
   std::string folder = "demo";
@@ -49,22 +47,22 @@ std::vector<lab::Training> trainings(const Arguments& arguments) {
 }
 
 // In percent of the sets, or "-" where the head has no such rule.
-std::string accuracy(const Json& results, std::int64_t items, const std::string& rule) {
-  for (const Json& size : results.at("summary")) {
-    if (size.at("items") != items || !size.at("rules").contains(rule)) continue;
-    return report::fixed(100 * size.at("rules").at(rule).at("accuracy").get<double>(), 1);
+std::string accuracy(const results::Reproduction& results, std::int64_t items, const std::string& rule) {
+  for (const results::SizeSummary& size : results.summary) {
+    const results::RuleSummary* found = size.items == items ? size.rules.find(rule) : nullptr;
+    if (found != nullptr) return report::fixed(100 * found->accuracy, 1);
   }
   return "-";
 }
 
-std::string accuracy_table(const std::vector<report::Results>& runs) {
+std::string accuracy_table(const std::vector<results::Reproduction>& heads) {
   constexpr std::pair<const char*, const char*> kRules[] = {
       {"softmax", "softmax"}, {"paper", "the paper's rule"}, {"target_entropy", "target entropy"}};
   report::Table table({"correct answers, %", "16 items", "256", "4096", "16384"});
-  for (const report::Results& run : runs) {
+  for (std::size_t i = 0; i < heads.size(); ++i) {
     for (const auto& [rule, text] : kRules) {
-      std::vector<std::string> row{run.name + " head, " + text};
-      for (const std::int64_t items : {16, 256, 4096, 16384}) row.push_back(accuracy(run.json, items, rule));
+      std::vector<std::string> row{std::string(kHeads[i].first) + " head, " + text};
+      for (const std::int64_t items : {16, 256, 4096, 16384}) row.push_back(accuracy(heads[i], items, rule));
       table.add(row);
     }
   }
@@ -72,21 +70,21 @@ std::string accuracy_table(const std::vector<report::Results>& runs) {
 }
 
 // Of each head, as `whet reproduce` leaves them: DIR/paper and DIR/sharp are experiments of one seed.
-std::vector<report::Results> results_of(const Arguments& arguments) {
-  const lab::Watcher bars = watcher();
+std::vector<results::Reproduction> results_of(const Arguments& arguments) {
+  const lab::ProgressListener bars = progress_bars();
   const std::vector<lab::Run> runs = lab::train_runs(trainings(arguments), arguments.threads, bars);
   const lab::StudyOptions options{.sizes = {16, 64, 256, 1024, 4096, 16384},
                                   .sets = arguments.sets,
                                   .calibrate = false,
                                   .threads = arguments.threads,
-                                  .keep = true};
-  std::vector<report::Results> results;
+                                  .cache = true};
+  std::vector<results::Reproduction> heads;
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    const std::string name = kHeads[i].first;
-    results.push_back({name, lab::study({runs[i]}, options, made_by(arguments.threads), bars)});
-    files::write_text(in(in(arguments.folder, name), "results.json"), results.back().json.dump() + "\n");
+    heads.push_back(lab::study({runs[i]}, options, provenance(arguments.threads), bars));
+    files::write_text(in(in(arguments.folder, kHeads[i].first), "results.json"),
+                      results::to_json(heads.back()).dump() + "\n");
   }
-  return results;
+  return heads;
 }
 
 void demo(const Arguments& arguments) {
@@ -99,17 +97,18 @@ void demo(const Arguments& arguments) {
     std::fprintf(stderr, "%s was finished before and is shown again; remove it to train again.\n",
                  files::escaped(arguments.folder).c_str());
   }
-  const std::vector<report::Results> runs = results_of(arguments);
-  files::write_text(page,
-                    report::html_page(report::page_data(runs, lab::compare({&runs[0].json, &runs[1].json}))));
+  const std::vector<results::Reproduction> heads = results_of(arguments);
+  files::write_text(
+      page, report::html_page(report::page_data({{kHeads[0].first, heads[0]}, {kHeads[1].first, heads[1]}},
+                                                lab::compare({&heads[0], &heads[1]}))));
   std::printf(
       "\n%s\n"
       "Trained on 5 to 16 items and asked about 16384, the paper head answers %s %% of the sets correctly "
       "with\n"
       "plain softmax, the sharp head %s %% with the entropy of its weights held where it was in training.\n"
       "\nOpen %s in a browser.\n",
-      accuracy_table(runs).c_str(), accuracy(runs[0].json, 16384, "softmax").c_str(),
-      accuracy(runs[1].json, 16384, "target_entropy").c_str(), files::escaped(page).c_str());
+      accuracy_table(heads).c_str(), accuracy(heads[0], 16384, "softmax").c_str(),
+      accuracy(heads[1], 16384, "target_entropy").c_str(), files::escaped(page).c_str());
 }
 
 }  // namespace

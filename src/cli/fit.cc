@@ -46,16 +46,6 @@ void print_comparison(const lab::PolynomialFit& fit, const Rule& ours) {
   }
 }
 
-void refuse_to_overwrite(const std::vector<lab::Run>& runs, const std::string& out) {
-  for (const lab::Run& run : runs) {
-    for (const std::string& file : lab::files_of(run)) {
-      if (!out.empty() && files::same_file(out, file)) {
-        throw Error("--out: " + out + " is a file of the run itself; name another file");
-      }
-    }
-  }
-}
-
 void fit(const FitArguments& arguments) {
   if (arguments.degree < 1 || arguments.degree > 7) {
     throw Error("--degree: is " + std::to_string(arguments.degree) + ", must be 1 to 7");
@@ -63,7 +53,7 @@ void fit(const FitArguments& arguments) {
   lab::FitPointsOptions options{.sets = arguments.sets, .threads = arguments.threads};
   if (!arguments.sizes.empty()) options.sizes = arguments.sizes;
   const std::vector<lab::Run> runs = load_runs(arguments.runs);
-  refuse_to_overwrite(runs, arguments.out);
+  if (!arguments.out.empty()) refuse_to_overwrite(runs, "--out", arguments.out);
   std::vector<lab::FitPoint> points;
   std::string names;
   for (const lab::Run& run : runs) {
@@ -164,10 +154,10 @@ void add_calibrate(CLI::App& app) {
   command->add_option("RUN", arguments->run, "Folder made by 'whet train'")->required();
   command->add_option("OUT", arguments->out, "New folder for the edited head")->required();
   command
-      ->add_option(
-          "--method", arguments->method,
-          "classes: the ten classes at priority 1 get the same logit; pairs: not told what a class is, "
-          "takes the directions in which items close in priority differ most")
+      ->add_option("--method", arguments->method,
+                   "classes: with class labels, the ten classes at priority 1 get the same logit; pairs: "
+                   "without class labels, "
+                   "by the directions in which items close in priority differ most")
       ->type_name("NAME")
       ->capture_default_str();
   command->add_option("--sets-seed", arguments->seed, "Of the items that pairs are taken from")

@@ -9,9 +9,9 @@
 #include <charconv>
 #include <cstring>
 #include <fstream>
-#include <nlohmann/json.hpp>
 
 #include "cli/rules.h"
+#include "files/file.h"
 #include "files/text.h"
 #include "lab/run.h"
 
@@ -84,7 +84,7 @@ void RecipeOptions::add_to(CLI::App& command) {
   command.add_option("--steps", steps, "Steps of Adam (default 100000; sharp 200000)")
       ->type_name("N")
       ->group(group);
-  command.add_option("--batch", batch, "Sets a step (default 128)")->type_name("N")->group(group);
+  command.add_option("--batch", batch, "Sets per step (default 128)")->type_name("N")->group(group);
   command.add_option("--items", items, "Items of a training set (default 5..16)")
       ->type_name("A..B")
       ->group(group);
@@ -199,7 +199,7 @@ std::vector<lab::Run> load_runs(const std::vector<std::string>& folders) {
   return runs;
 }
 
-lab::Watcher watcher() {
+lab::ProgressListener progress_bars() {
   auto bar = std::make_shared<std::unique_ptr<Progress>>();
   return {.begin = [bar](const std::string& label, std::int64_t total,
                          std::int64_t before) { *bar = std::make_unique<Progress>(label, total, before); },
@@ -211,17 +211,27 @@ lab::Watcher watcher() {
               }};
 }
 
+void refuse_to_overwrite(const std::vector<lab::Run>& runs, const std::string& option,
+                         const std::string& path) {
+  for (const lab::Run& run : runs) {
+    for (const std::string& file : lab::files_of(run)) {
+      if (!files::same_file(path, file)) continue;
+      throw Error(option + ": " + path + " is a file of the run itself; name another file");
+    }
+  }
+}
+
 void remember_command(int argc, char** argv) {
   command_line() = "whet";
   for (int i = 1; i < argc; ++i) command_line() += " " + quoted(argv[i]);
 }
 
-nlohmann::ordered_json made_by(int threads_asked) {
-  return {{"command", command_line()},
-          {"whet", version()},
-          {"machine", processor()},
-          {"target", target()},
-          {"threads", threads_asked > 0 ? threads_asked : threads()}};
+results::Provenance provenance(int threads_given) {
+  return {.command = command_line(),
+          .whet = version(),
+          .machine = processor(),
+          .target = target(),
+          .threads = threads_given > 0 ? threads_given : threads()};
 }
 
 }  // namespace whet::cli

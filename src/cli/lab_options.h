@@ -4,7 +4,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +11,7 @@
 #include "cli/progress.h"
 #include "lab/recipe.h"
 #include "lab/reproduction.h"
+#include "results/results.h"
 
 namespace CLI {
 class App;
@@ -50,12 +50,15 @@ std::string not_negative(const std::string& number);
 // Every head once: Error if two folders hold the same weights, be it one run by two names or a copy.
 std::vector<lab::Run> load_runs(const std::vector<std::string>& folders);
 
-// Progress bars of the lab's work, on standard error.
-lab::Watcher watcher();
+// Of the lab's work, on standard error.
+lab::ProgressListener progress_bars();
 
-// What made a result: the command line, the version, the machine, the threads it was told to use.
-nlohmann::ordered_json made_by(int threads_asked);  // 0: the default
-void remember_command(int argc, char** argv);       // for made_by()
+// Error naming `option` if `path` leads to a file of one of these runs.
+void refuse_to_overwrite(const std::vector<lab::Run>& runs, const std::string& option,
+                         const std::string& path);
+
+results::Provenance provenance(int threads_given);  // 0: the default
+void remember_command(int argc, char** argv);       // for provenance()
 
 }  // namespace whet::cli
 

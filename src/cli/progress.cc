@@ -58,7 +58,7 @@ std::string count(const ProgressState& state) {
   return std::to_string(state.done) + "/" + std::to_string(state.total);
 }
 
-// Steps a second of this run; 0 if there is no telling yet.
+// Steps per second of this run; 0 if it is too early to tell.
 double rate(const ProgressState& state) {
   const std::int64_t steps = state.done - state.before;
   return steps > 0 && state.seconds > 0 ? static_cast<double>(steps) / state.seconds : 0;
@@ -109,23 +109,23 @@ std::string rate_text(double per_second) {
 
 std::string progress_bar(const ProgressState& state, int width) {
   // A character in the last column makes some terminals begin the next line.
-  const auto room = static_cast<std::size_t>(std::max(width - 1, 0));
+  const auto columns = static_cast<std::size_t>(std::max(width - 1, 0));
   const std::string brief = percent(state) + " " + count(state);
   const std::string whole =
       rate(state) > 0 ? brief + " " + rate_text(rate(state)) + " " + left(state) : brief;
   const std::size_t taken = state.label.size() + whole.size() + 4;  // two spaces, two brackets
-  if (taken + kShortestBar <= room) {
-    const std::size_t size = room - taken;
+  if (taken + kShortestBar <= columns) {
+    const std::size_t size = columns - taken;
     const auto full = static_cast<std::size_t>(share(state, static_cast<double>(size)));
     std::string bar = std::string(full, '=') + (full < size ? ">" : "");
     bar.resize(size, ' ');
     return state.label + " [" + bar + "] " + whole;
   }
   for (const std::string& numbers : {whole, brief}) {
-    if (state.label.size() + 1 + numbers.size() <= room) return state.label + " " + numbers;
+    if (state.label.size() + 1 + numbers.size() <= columns) return state.label + " " + numbers;
   }
-  if (brief.size() + 1 < room) return cut(state.label, room - brief.size() - 1) + " " + brief;
-  return cut(percent(state), room);
+  if (brief.size() + 1 < columns) return cut(state.label, columns - brief.size() - 1) + " " + brief;
+  return cut(percent(state), columns);
 }
 
 std::string progress_line(const ProgressState& state) {

@@ -23,7 +23,7 @@ struct ProgressState {
 // "0:07", "4:05", "1:02:03": rounded to seconds; at most 9999:59:59.
 std::string time_text(double seconds);
 
-// Three digits or so of a number of steps a second, "1250/s", or, for slow work, a minute or an hour.
+// Three digits or so of a number of steps per second, "1250/s", or, for slow work, a minute or an hour.
 std::string rate_text(double per_second);
 
 // One line of less than `width` columns, with as much as fits of

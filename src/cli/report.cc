@@ -20,8 +20,8 @@
 #include "files/text.h"
 #include "lab/comparison.h"
 #include "report/page.h"
-#include "report/results.h"
 #include "report/tables.h"
+#include "results/load.h"
 
 namespace whet::cli {
 namespace {
@@ -34,51 +34,57 @@ struct Arguments {
   std::string format = "html";
 };
 
-std::vector<report::Results> load(const std::vector<std::string>& paths) {
-  std::vector<report::Results> runs;
+std::vector<results::NamedResults> load(const std::vector<std::string>& paths) {
+  std::vector<results::NamedResults> runs;
   for (const std::string& path : paths) {
-    runs.push_back(report::load_results(path));
+    runs.push_back(results::load_results(path));
     for (std::size_t i = 0; i + 1 < runs.size(); ++i) {
       if (!files::same_file(runs[i].file, runs.back().file)) continue;
       throw Error("DIR: has the same results twice, as " + paths[i] + " and as " + path + "; name each once");
     }
-    if (runs.back().json.at("kind") != runs.front().json.at("kind")) {
-      throw Error("DIR: has results of kind " + runs.front().json.at("kind").dump() + " in " + paths.front() +
-                  " and " + runs.back().json.at("kind").dump() + " in " + path + "; compare one kind");
+    const std::string first = kind_of(runs.front().results), kind = kind_of(runs.back().results);
+    if (kind != first) {
+      throw Error("DIR: has results of kind " + first + " in " + paths.front() + " and " + kind + " in " +
+                  path + "; compare one kind");
     }
   }
-  // Folders of the same name in different places are told apart by their paths.
+  // Folders of the same name are told apart by their paths.
   std::vector<std::string> names;
   names.reserve(runs.size());
-  for (const report::Results& run : runs) names.push_back(run.name);
+  for (const results::NamedResults& run : runs) names.push_back(run.name);
   for (std::size_t i = 0; i < runs.size(); ++i) {
     if (std::count(names.begin(), names.end(), names[i]) > 1) runs[i].name = paths[i];
   }
   return runs;
 }
 
-bool is_reproduction(const std::vector<report::Results>& runs) {
-  return runs.front().json.at("kind") == "reproduction";
+bool is_reproduction(const std::vector<results::NamedResults>& runs) {
+  return std::holds_alternative<results::Reproduction>(runs.front().results);
 }
 
-Json data_of(const std::vector<report::Results>& runs) {
-  std::vector<const Json*> results;
-  results.reserve(runs.size());
-  for (const report::Results& run : runs) results.push_back(&run.json);
-  return report::page_data(runs, runs.size() > 1 && is_reproduction(runs) ? lab::compare(results) : Json());
+std::vector<results::Comparison> comparisons_of(const std::vector<results::NamedResults>& runs) {
+  if (runs.size() == 1 || !is_reproduction(runs)) return {};
+  std::vector<const results::Reproduction*> reproductions;
+  for (const results::NamedResults& run : runs)
+    reproductions.push_back(&std::get<results::Reproduction>(run.results));
+  return lab::compare(reproductions);
 }
 
-// ---- what is asked for, as text
+Json data_of(const std::vector<results::NamedResults>& runs) {
+  return report::page_data(runs, comparisons_of(runs));
+}
 
-std::string markdown(const std::vector<report::Results>& runs) {
+// ---- the formats that are text
+
+std::string markdown(const std::vector<results::NamedResults>& runs) {
   if (!is_reproduction(runs)) {
     throw Error("--format: is 'md', which benchmarks write themselves (--markdown); html and json draw them");
   }
-  return runs.size() == 1 ? report::markdown_tables(runs.front().json)
-                          : report::markdown_comparison(data_of(runs));
+  return runs.size() == 1 ? report::markdown_tables(std::get<results::Reproduction>(runs.front().results))
+                          : report::markdown_comparison(runs, comparisons_of(runs));
 }
 
-std::string json(const std::vector<report::Results>& runs) { return data_of(runs).dump(1) + "\n"; }
+std::string json(const std::vector<results::NamedResults>& runs) { return data_of(runs).dump(1) + "\n"; }
 
 // Beside the results of one run, else in the current folder.
 std::string beside(const Arguments& arguments, const char* name) {
@@ -90,7 +96,7 @@ std::string beside(const Arguments& arguments, const char* name) {
 // An output that isn't one of the results it is made of.
 class Output : public files::OutputFile {
  public:
-  Output(const std::string& path, const std::vector<report::Results>& runs)
+  Output(const std::string& path, const std::vector<results::NamedResults>& runs)
       : OutputFile(checked(path, runs)) {}
 
   void write_all(const std::string& text) {
@@ -99,8 +105,8 @@ class Output : public files::OutputFile {
   }
 
  private:
-  static const std::string& checked(const std::string& path, const std::vector<report::Results>& runs) {
-    for (const report::Results& run : runs) {
+  static const std::string& checked(const std::string& path, const std::vector<results::NamedResults>& runs) {
+    for (const results::NamedResults& run : runs) {
       if (files::same_file(path, run.file)) {
         throw Error("--out: " + path + " holds the results themselves; name another file");
       }
@@ -109,7 +115,7 @@ class Output : public files::OutputFile {
   }
 };
 
-void write_page(const std::vector<report::Results>& runs, const Arguments& arguments) {
+void write_page(const std::vector<results::NamedResults>& runs, const Arguments& arguments) {
   const std::string path = arguments.out.empty() ? beside(arguments, "report.html") : arguments.out;
   Output file(path, runs);
   file.write_all(report::html_page(data_of(runs)));
@@ -117,7 +123,7 @@ void write_page(const std::vector<report::Results>& runs, const Arguments& argum
   if (file.replaces()) std::printf("Open %s in a browser.\n", files::escaped(path).c_str());
 }
 
-void write_or_print(const std::string& text, const std::vector<report::Results>& runs,
+void write_or_print(const std::string& text, const std::vector<results::NamedResults>& runs,
                     const std::string& path) {
   if (path.empty()) {
     std::fwrite(text.data(), 1, text.size(), stdout);
@@ -143,7 +149,7 @@ Json figures_of(const std::string& document) {
 }
 
 // All or nothing.
-void write_figures(const std::vector<report::Results>& runs, const Arguments& arguments) {
+void write_figures(const std::vector<results::NamedResults>& runs, const Arguments& arguments) {
   const Json figures = figures_of(document_of(report::html_page(data_of(runs)), "svg"));
   const std::string folder = arguments.out.empty() ? beside(arguments, "figures") : arguments.out;
   files::make_folder(folder);
@@ -156,32 +162,16 @@ void write_figures(const std::vector<report::Results>& runs, const Arguments& ar
   std::printf("%zu figures are in %s.\n", outputs.size(), files::escaped(folder).c_str());
 }
 
-// Results are checked when they are loaded, but not every field that a table may ask for.
-[[noreturn]] void fail_to_show(const Arguments& arguments) {
-  std::string runs;
-  for (const std::string& run : arguments.runs) runs += (runs.empty() ? "" : ", ") + run;
-  throw files::FileError(
-      runs, "lacks fields that --format " + arguments.format + " needs; run the command that made it again");
-}
-
 void report(const Arguments& arguments) {
-  const std::vector<report::Results> runs = load(arguments.runs);
-  try {
-    if (arguments.format == "html") {
-      write_page(runs, arguments);
-    } else if (arguments.format == "md") {
-      write_or_print(markdown(runs), runs, arguments.out);
-    } else if (arguments.format == "json") {
-      write_or_print(json(runs), runs, arguments.out);
-    } else {
-      write_figures(runs, arguments);
-    }
-  } catch (const Error&) {
-    throw;
-  } catch (const Json::exception&) {
-    fail_to_show(arguments);
-  } catch (const std::logic_error&) {  // a name of a rule whose number is none
-    fail_to_show(arguments);
+  const std::vector<results::NamedResults> runs = load(arguments.runs);
+  if (arguments.format == "html") {
+    write_page(runs, arguments);
+  } else if (arguments.format == "md") {
+    write_or_print(markdown(runs), runs, arguments.out);
+  } else if (arguments.format == "json") {
+    write_or_print(json(runs), runs, arguments.out);
+  } else {
+    write_figures(runs, arguments);
   }
 }
 
@@ -193,12 +183,12 @@ void add_report(CLI::App& app) {
   command->add_option("DIR", arguments->runs, "Folders that hold results.json, or such files")->required();
   command
       ->add_option("--out", arguments->out,
-                   "Where to (default: report.html or figures/ in DIR, or here if there are several; md and "
+                   "Output (default: report.html or figures/ in DIR, or here if there are several; md and "
                    "json are printed)")
       ->type_name("PATH");
   command
       ->add_option("--format", arguments->format,
-                   "html, md, json or svg (a file each figure; needs chromium)")
+                   "html, md, json or svg (one file per figure; needs chromium)")
       ->check(CLI::IsMember({"html", "md", "json", "svg"}))
       ->type_name("FORMAT")
       ->capture_default_str();

@@ -15,13 +15,11 @@
 #include "files/text.h"
 #include "lab/reproduction.h"
 #include "report/page.h"
-#include "report/results.h"
 #include "report/tables.h"
+#include "results/load.h"
 
 namespace whet::cli {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 struct Arguments {
   std::string folder;
@@ -39,8 +37,8 @@ std::string in(const std::string& folder, const char* name) {
 }
 
 // Results, tables and page into the folder (unless there is none), all or nothing, then to the terminal.
-void show(const Json& results, const std::string& folder, bool json) {
-  const std::string text = results.dump() + "\n";
+void show(const results::Reproduction& results, const std::string& folder, bool json) {
+  const std::string text = results::to_json(results).dump() + "\n";
   const std::string tables = report::markdown_tables(results);
   if (!folder.empty()) {
     files::OutputFile json_file(in(folder, "results.json")), tables_file(in(folder, "tables.md")),
@@ -52,8 +50,7 @@ void show(const Json& results, const std::string& folder, bool json) {
     write(json_file, text);
     write(tables_file, tables);
     write(csv_file, report::csv_table(results));
-    write(page_file,
-          report::html_page(report::page_data({{report::name_of_results(folder), results}}, Json())));
+    write(page_file, report::html_page(report::page_data({{results::name_of_results(folder), results}}, {})));
     for (files::OutputFile* file : {&json_file, &tables_file, &csv_file, &page_file}) file->commit();
   }
   std::fputs(json ? text.c_str() : tables.c_str(), stdout);
@@ -68,10 +65,10 @@ void reproduce(const Arguments& arguments) {
   const lab::Recipe recipe = arguments.recipe.recipe();
   lab::StudyOptions options = arguments.evaluation.options();
   options.calibrate = !arguments.no_calibration;
-  options.keep = true;
-  const lab::Watcher bars = watcher();
+  options.cache = true;
+  const lab::ProgressListener bars = progress_bars();
   const auto runs = lab::train_seeds(arguments.folder, recipe, arguments.seeds, options.threads, bars);
-  show(lab::study(runs, options, made_by(options.threads), bars), arguments.folder, arguments.json);
+  show(lab::study(runs, options, provenance(options.threads), bars), arguments.folder, arguments.json);
 }
 
 void save_sets(const std::string& path, const lab::StudyOptions& options) {
@@ -86,8 +83,12 @@ void evaluate(const Arguments& arguments) {
   options.calibrate = !arguments.no_calibration;
   if (!arguments.folder.empty()) files::make_folder(arguments.folder);
   const std::vector<lab::Run> runs = load_runs(arguments.runs);
-  if (!arguments.sets_file.empty()) save_sets(arguments.sets_file, options);
-  show(lab::study(runs, options, made_by(options.threads), watcher()), arguments.folder, arguments.json);
+  if (!arguments.sets_file.empty()) {
+    refuse_to_overwrite(runs, "--save-sets", arguments.sets_file);
+    save_sets(arguments.sets_file, options);
+  }
+  show(lab::study(runs, options, provenance(options.threads), progress_bars()), arguments.folder,
+       arguments.json);
 }
 
 void add_output_options(CLI::App& command, Arguments& arguments) {
@@ -112,7 +113,8 @@ void add_reproduce(CLI::App& app) {
   arguments->recipe.add_to(*command);
   arguments->evaluation.add_to(*command);
   command->footer(
-      "Trains heads on sets of 5..16 items, one a core, and evaluates them on sets up to 16,384 under every "
+      "Trains heads on sets of 5..16 items, one per core, and evaluates them on sets up to 16,384 under "
+      "every "
       "rule.\n"
       "Ctrl-C at any time: the same command goes on where it was. DIR gets seed-N/ for every head, "
       "results.json,\n"

@@ -31,7 +31,7 @@ struct Arguments {
   int threads = 0;
 };
 
-// Rows without keys take no room in a file, so nothing but this bounds how many a header may claim.
+// Rows without keys take no bytes in a file, so nothing but this bounds how many a header may claim.
 constexpr std::int64_t kMaxRowsWithoutKeys = std::int64_t{1} << 20;
 
 constexpr std::int64_t kStatsFields = 10;
@@ -89,7 +89,7 @@ ConstView broadcast(NpyArray& mask, std::size_t dims, const std::string& path) {
   return {mask.bytes().data(), DType::boolean, Dims(sizes), Dims(strides)};
 }
 
-// One length a row in the order of the rows, whatever the order in the file.
+// One length per row in the order of the rows, whatever the order in the file.
 std::vector<std::int64_t> read_lengths(const std::string& path, const std::vector<std::int64_t>& outer) {
   const NpyArray array = read_npy(path);
   if (array.type() != NpyType::i64) {
@@ -180,7 +180,7 @@ void add_row_command(CLI::App& app, const char* name, const char* description, c
   command->add_option("--rule", arguments->rule, "How sharp, see below")
       ->type_name("R")
       ->capture_default_str();
-  command->add_option("--stats", arguments->stats, "Write 10 numbers a row here, see below")
+  command->add_option("--stats", arguments->stats, "Write 10 numbers per row here, see below")
       ->type_name("FILE");
   command->add_option("--axis", arguments->axis, "The axis a row runs along; -1 is the last")
       ->type_name("A")

@@ -11,7 +11,7 @@
 namespace whet::files {
 
 // FNV-1a by bytes: a change within one byte always changes it, and it takes four lines in any language. Its
-// speed, four cycles a byte, suits a checkpoint's few megabytes. By words of 8 bytes it would be faster but
+// speed, four cycles per byte, suits a checkpoint's few megabytes. By words of 8 bytes it would be faster but
 // miss two flips of a word's highest bit, as of the signs of two doubles: no later step moves that bit.
 class Checksum {
  public:

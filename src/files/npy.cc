@@ -197,12 +197,12 @@ std::optional<std::size_t> array_bytes(NpyType type, const Dims& sizes) {
 }
 
 // Where the header's text lies in the file.
-struct TextPlace {
+struct TextRange {
   std::size_t offset;
   std::size_t length;
 };
 
-TextPlace find_header_text(std::string_view start, std::uint64_t file_size, const std::string& path) {
+TextRange find_header_text(std::string_view start, std::uint64_t file_size, const std::string& path) {
   const auto byte_at = [&](std::size_t i) {
     return static_cast<std::size_t>(static_cast<unsigned char>(start[i]));
   };
@@ -215,16 +215,16 @@ TextPlace find_header_text(std::string_view start, std::uint64_t file_size, cons
     throw FileError(path, "has .npy version " + std::to_string(major) + "." + std::to_string(minor) +
                               "; whet reads 1.0, 2.0 and 3.0");
   }
-  TextPlace place{.offset = 10, .length = byte_at(8) | byte_at(9) << 8};
-  if (major > 1) place = {.offset = 12, .length = place.length | byte_at(10) << 16 | byte_at(11) << 24};
-  if (place.length > file_size - place.offset) {
+  TextRange range{.offset = 10, .length = byte_at(8) | byte_at(9) << 8};
+  if (major > 1) range = {.offset = 12, .length = range.length | byte_at(10) << 16 | byte_at(11) << 24};
+  if (range.length > file_size - range.offset) {
     throw FileError(path, "not a whole .npy file: it ends within its header");
   }
-  if (place.length > kMaxHeaderBytes) {
-    throw FileError(path, "has a header of " + std::to_string(place.length) + " bytes; whet reads up to " +
+  if (range.length > kMaxHeaderBytes) {
+    throw FileError(path, "has a header of " + std::to_string(range.length) + " bytes; whet reads up to " +
                               std::to_string(kMaxHeaderBytes));
   }
-  return place;
+  return range;
 }
 
 std::string header_bytes(NpyType type, const Dims& sizes) {
@@ -266,12 +266,12 @@ std::string npy_shape_text(const Dims& sizes) {
 NpyHeader parse_npy_header(std::span<const std::byte> start, std::uint64_t file_size,
                            const std::string& path) {
   const std::string_view text(reinterpret_cast<const char*>(start.data()), start.size());
-  const TextPlace place = find_header_text(text, file_size, path);
-  NpyHeader header = HeaderText(text.substr(place.offset, place.length), path).parse();
+  const TextRange range = find_header_text(text, file_size, path);
+  NpyHeader header = HeaderText(text.substr(range.offset, range.length), path).parse();
   const std::optional<std::size_t> bytes = array_bytes(header.type, header.sizes);
   if (!bytes)
     throw FileError(path, "has the shape " + npy_shape_text(header.sizes) + ", beyond 63 bits of bytes");
-  header.data_offset = place.offset + place.length;
+  header.data_offset = range.offset + range.length;
   header.data_bytes = *bytes;
   const std::uint64_t there = file_size - header.data_offset;
   if (there != header.data_bytes) {

@@ -238,7 +238,7 @@ class HeaderText final : public nlohmann::json_sax<json> {
   const std::string& path_;
   Place place_ = Place::file;
   SafetensorsHeader header_;
-  TensorPlace tensor_;
+  TensorRange tensor_;
   std::string name_;   // of the tensor, or kMetadataName
   std::string field_;  // key within it
   std::vector<std::int64_t> numbers_;
@@ -248,8 +248,8 @@ class HeaderText final : public nlohmann::json_sax<json> {
 // Names once, bytes as the sizes say, and no byte of the data in no tensor or in two.
 void check_places(const SafetensorsHeader& header, std::uint64_t data_bytes, const std::string& path) {
   if (const auto name = repeated_name(header.tensors)) refuse(path, "it has two tensors " + in_quotes(*name));
-  std::vector<const TensorPlace*> sorted;
-  for (const TensorPlace& tensor : header.tensors) {
+  std::vector<const TensorRange*> sorted;
+  for (const TensorRange& tensor : header.tensors) {
     const std::optional<std::uint64_t> bytes = tensor_bytes(tensor.type, tensor.sizes);
     if (tensor.begin > tensor.end || bytes != tensor.end - tensor.begin) {
       refuse(path, "its tensor " + in_quotes(tensor.name) + " has data_offsets from " +
@@ -259,11 +259,11 @@ void check_places(const SafetensorsHeader& header, std::uint64_t data_bytes, con
     }
     sorted.push_back(&tensor);
   }
-  std::sort(sorted.begin(), sorted.end(), [](const TensorPlace* a, const TensorPlace* b) {
+  std::sort(sorted.begin(), sorted.end(), [](const TensorRange* a, const TensorRange* b) {
     return std::pair(a->begin, a->end) < std::pair(b->begin, b->end);
   });
   std::uint64_t end = 0;
-  for (const TensorPlace* tensor : sorted) {
+  for (const TensorRange* tensor : sorted) {
     if (tensor->begin != end) {
       refuse(path, "its tensor " + in_quotes(tensor->name) + " begins at byte " +
                        std::to_string(tensor->begin) + " of the data, where " + std::to_string(end) +
@@ -347,13 +347,13 @@ Safetensors read_content(const Fetch& fetch, std::uint64_t file_size, const std:
   content.path = path;
   content.metadata = std::move(header.metadata);
   content.tensors.reserve(header.tensors.size());
-  for (TensorPlace& place : header.tensors) {
+  for (TensorRange& range : header.tensors) {
     Tensor& tensor = content.tensors.emplace_back();
-    tensor.name = std::move(place.name);
-    tensor.type = place.type;
-    tensor.sizes = place.sizes;
-    tensor.bytes.resize(static_cast<std::size_t>(place.end - place.begin));
-    fetch(header.data_offset + place.begin, tensor.bytes);
+    tensor.name = std::move(range.name);
+    tensor.type = range.type;
+    tensor.sizes = range.sizes;
+    tensor.bytes.resize(static_cast<std::size_t>(range.end - range.begin));
+    fetch(header.data_offset + range.begin, tensor.bytes);
   }
   verify(content);
   for (const Tensor& tensor : content.tensors) {

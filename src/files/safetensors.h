@@ -116,7 +116,7 @@ Safetensors parse_safetensors(std::span<const std::byte> file, const std::string
 std::string serialize_safetensors(const Safetensors& content);
 
 // Where a tensor's bytes are, counted from the end of the header.
-struct TensorPlace {
+struct TensorRange {
   std::string name;
   TensorType type = TensorType::f32;
   Dims sizes;
@@ -126,7 +126,7 @@ struct TensorPlace {
 
 struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;  // with the checksum, not yet checked
-  std::vector<TensorPlace> tensors;             // in the header's order
+  std::vector<TensorRange> tensors;             // in the header's order
   std::uint64_t data_offset = 0;                // where the elements begin in the file
 };
 

@@ -128,7 +128,7 @@ TEST_F(SafetensorsFile, EveryTensorIsAlignedToItsElements) {
   const std::string file = serialize_safetensors(content);
   const SafetensorsHeader header = parse_safetensors_header(std::as_bytes(std::span(file)), file.size(), "x");
   ASSERT_EQ(header.tensors.size(), 5U);
-  for (const TensorPlace& tensor : header.tensors) {
+  for (const TensorRange& tensor : header.tensors) {
     EXPECT_EQ((header.data_offset + tensor.begin) % tensor_item_bytes(tensor.type), 0U) << tensor.name;
   }
 }

@@ -11,7 +11,7 @@ namespace {
 
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
-// Encoded items, one a row.
+// Encoded items, one per row.
 Matrix encode(const std::vector<float>& parameters, const Batch& batch) {
   const std::vector<double> exact(parameters.begin(), parameters.end());
   const Normalizer normalizer{};
@@ -72,12 +72,12 @@ Eigen::Index widest_gap(const Eigen::VectorXd& eigenvalues) {
 }  // namespace
 
 Calibration calibrate(const std::vector<float>& parameters, CalibrationMethod method, std::uint64_t seed) {
-  const bool told = method == CalibrationMethod::classes;
-  const Matrix differences = told ? class_differences(parameters) : pair_differences(parameters, seed);
+  const bool labelled = method == CalibrationMethod::classes;
+  const Matrix differences = labelled ? class_differences(parameters) : pair_differences(parameters, seed);
   const Matrix gram = differences.transpose() * differences;
   const Eigen::SelfAdjointEigenSolver<Matrix> solver(gram);
   const Eigen::VectorXd eigenvalues = solver.eigenvalues().reverse();  // Eigen has the smallest first
-  const Eigen::Index directions = told ? kClasses - 1 : widest_gap(eigenvalues);
+  const Eigen::Index directions = labelled ? kClasses - 1 : widest_gap(eigenvalues);
   const Matrix basis = solver.eigenvectors().rightCols(directions);
 
   Calibration result{.parameters = parameters, .directions = directions};
@@ -88,7 +88,7 @@ Calibration calibrate(const std::vector<float>& parameters, CalibrationMethod me
   kernel = (exact - basis * (basis.transpose() * exact)).cast<float>();
   result.text = std::string("K made blind to ") + std::to_string(directions) +
                 " directions of encoded items, from " +
-                (told ? "the ten classes at priority 1" : "pairs of items close in priority");
+                (labelled ? "the ten classes at priority 1" : "pairs of items close in priority");
   return result;
 }
 

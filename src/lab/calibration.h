@@ -2,7 +2,7 @@
 //
 // The logit is (K^T q) . h with h the encoded item. Where encoded items differ in a nuisance only (their
 // class), the difference spans a few directions of h; K' = (I - P) K, P the projection onto those, ranks by
-// priority alone there, for every query. No labels are used: no set, no target, no loss.
+// priority alone there, for every query. No set, no target and no loss is used.
 #ifndef WHET_LAB_CALIBRATION_H_
 #define WHET_LAB_CALIBRATION_H_
 
@@ -13,8 +13,8 @@
 namespace whet::lab {
 
 enum class CalibrationMethod {
-  classes,  // told the nuisance: the encodings of the ten classes at priority 1 become equal for K
-  pairs     // not told: directions in which random pairs of items close in priority differ most
+  classes,  // with class labels: the encodings of the ten classes at priority 1 become equal for K
+  pairs     // without them: directions in which random pairs of items close in priority differ most
 };
 
 struct Calibration {

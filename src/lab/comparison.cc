@@ -1,9 +1,9 @@
 #include "lab/comparison.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <map>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 
@@ -12,20 +12,20 @@
 namespace whet::lab {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using results::Difference;
+using results::Reproduction;
 
-// Accuracies by seed, size, rule.
-using Key = std::pair<double, std::string>;
-using Accuracies = std::map<std::string, std::map<Key, double>>;
+// Accuracies by seed, then by size and rule.
+using Key = std::pair<std::int64_t, std::string>;
+using Accuracies = std::map<std::uint64_t, std::map<Key, double>>;
 
-Accuracies accuracies_of(const Json& results) {
+Accuracies accuracies_of(const Reproduction& run) {
   Accuracies accuracies;
-  for (const Json& model : results.at("models")) {
-    auto& head = accuracies[model.at("seed").dump()];
-    for (const Json& size : model.at("sizes")) {
-      for (const auto& [name, rule] : size.at("rules").items()) {
-        if (rule.at("accuracy").is_number())
-          head[{size.at("items").get<double>(), name}] = rule.at("accuracy").get<double>();
+  for (const results::Model& model : run.models) {
+    auto& head = accuracies[model.seed];
+    for (const results::Size& size : model.sizes) {
+      for (const auto& [name, rule] : size.rules) {
+        if (std::isfinite(rule.accuracy)) head[{size.items, name}] = rule.accuracy;
       }
     }
   }
@@ -52,54 +52,46 @@ std::map<Key, Pairs> pairs_of(const Accuracies& ours, const Accuracies& theirs) 
   return pairs;
 }
 
-Json untested(const Json& ours, const Json& theirs) {
-  if (!ours.is_number() || !theirs.is_number()) return nullptr;
-  return {{"difference", ours.get<double>() - theirs.get<double>()},
-          {"low", nullptr},
-          {"high", nullptr},
-          {"p", nullptr}};
-}
-
-Json compare_sizes(const Json& ours, const Json& theirs, const std::map<Key, Pairs>& pairs) {
-  Json sizes = Json::array();
-  for (const Json& size : ours.at("summary")) {
-    for (const Json& other : theirs.at("summary")) {
-      if (other.at("items") != size.at("items")) continue;
-      Json rules = Json::object();
-      for (const auto& [name, rule] : size.at("rules").items()) {
-        if (!other.at("rules").contains(name)) continue;
-        const auto both = pairs.find({size.at("items").get<double>(), name});
-        rules[name] = both != pairs.end()
-                          ? difference_json(both->second.ours, both->second.theirs)
-                          : untested(rule.at("accuracy"), other.at("rules").at(name).at("accuracy"));
-      }
-      sizes.push_back({{"items", size.at("items")}, {"rules", rules}});
-      break;
+std::vector<results::SizeComparison> compare_sizes(const Reproduction& ours, const Reproduction& theirs,
+                                                   const std::map<Key, Pairs>& pairs) {
+  std::vector<results::SizeComparison> sizes;
+  for (const results::SizeSummary& size : ours.summary) {
+    const auto other = std::ranges::find(theirs.summary, size.items, &results::SizeSummary::items);
+    if (other == theirs.summary.end()) continue;
+    results::SizeComparison comparison{.items = size.items};
+    for (const auto& [name, rule] : size.rules) {
+      const results::RuleSummary* their_rule = other->rules.find(name);
+      if (their_rule == nullptr) continue;
+      const auto both = pairs.find({size.items, name});
+      comparison.rules.set(name, both != pairs.end()
+                                     ? difference_of(both->second.ours, both->second.theirs)
+                                     : Difference{rule.accuracy - their_rule->accuracy, NAN, NAN, NAN});
     }
+    sizes.push_back(std::move(comparison));
   }
   return sizes;
 }
 
 }  // namespace
 
-Json difference_json(std::span<const double> a, std::span<const double> b) {
+Difference difference_of(std::span<const double> a, std::span<const double> b) {
   const PairedTest test = paired_test(a, b);
-  return {{"difference", test.mean}, {"low", test.low}, {"high", test.high}, {"p", test.p}};
+  return {.difference = test.mean, .low = test.low, .high = test.high, .p = test.p};
 }
 
-Json compare(const std::vector<const Json*>& results) {
-  Json comparison = Json::array();
-  const Accuracies first = accuracies_of(*results.front());
-  for (std::size_t i = 1; i < results.size(); ++i) {
-    const Accuracies ours = accuracies_of(*results[i]);
+std::vector<results::Comparison> compare(const std::vector<const Reproduction*>& runs) {
+  std::vector<results::Comparison> comparisons;
+  const Accuracies first = accuracies_of(*runs.front());
+  for (std::size_t i = 1; i < runs.size(); ++i) {
+    const Accuracies ours = accuracies_of(*runs[i]);
     const auto common =
-        std::count_if(ours.begin(), ours.end(), [&](const auto& head) { return first.contains(head.first); });
-    comparison.push_back({{"run", i},
-                          {"against", 0},
-                          {"seeds", common},
-                          {"sizes", compare_sizes(*results[i], *results.front(), pairs_of(ours, first))}});
+        std::ranges::count_if(ours, [&](const auto& head) { return first.contains(head.first); });
+    comparisons.push_back({.run = static_cast<std::int64_t>(i),
+                           .against = 0,
+                           .seeds = common,
+                           .sizes = compare_sizes(*runs[i], *runs.front(), pairs_of(ours, first))});
   }
-  return comparison;
+  return comparisons;
 }
 
 }  // namespace whet::lab

@@ -2,20 +2,19 @@
 #ifndef WHET_LAB_COMPARISON_H_
 #define WHET_LAB_COMPARISON_H_
 
-#include <nlohmann/json_fwd.hpp>
 #include <span>
 #include <vector>
 
+#include "results/results.h"
+
 namespace whet::lab {
 
-// The paired t-test of a - b as results have it: "difference", its 95 % interval "low" to "high", and "p".
-nlohmann::ordered_json difference_json(std::span<const double> a, std::span<const double> b);
+// paired_test(a, b) as results have it.
+results::Difference difference_of(std::span<const double> a, std::span<const double> b);
 
-// Every results object (docs/results.md) but the first against the first: "run" and "against", their places;
-// "seeds", how many both have; "sizes", those that both have, with "items" and "rules": NAME to
-// difference_json() over those seeds. Without a common seed there is no test, and the difference is that of
-// the means.
-nlohmann::ordered_json compare(const std::vector<const nlohmann::ordered_json*>& results);
+// Every reproduction but the first against the first, at the sizes and under the rules that both have, over
+// the seeds that both have. Without a common seed there is no test, and the difference is that of the means.
+std::vector<results::Comparison> compare(const std::vector<const results::Reproduction*>& runs);
 
 }  // namespace whet::lab
 

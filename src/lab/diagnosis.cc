@@ -62,12 +62,12 @@ double spread_allowed(const std::vector<float>& parameters) {
   constexpr std::int64_t kGrid = 257;
   Batch batch{.sets = kGrid, .items = kClasses};
   for (std::int64_t set = 0; set < kGrid; ++set) {
-    const float place = static_cast<float>(set) / (kGrid - 1);
+    const float position = static_cast<float>(set) / (kGrid - 1);
     for (int c = 0; c < kClasses; ++c) {
-      batch.priorities.push_back(place);
+      batch.priorities.push_back(position);
       batch.classes.push_back(static_cast<std::uint8_t>(c));
     }
-    batch.queries.push_back(place);
+    batch.queries.push_back(position);
     batch.targets.push_back(0);
   }
   Head<double> head;

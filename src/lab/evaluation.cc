@@ -12,7 +12,7 @@
 namespace whet::lab {
 namespace {
 
-// Items whose encodings are kept between the two passes over a batch: 19 MB a thread. Beyond, they are
+// Items whose encodings are kept between the two passes over a batch: 19 MB per thread. Beyond, they are
 // encoded twice.
 constexpr std::int64_t kKeptItems = 32768;
 // Sets that go through the model together: enough for products near full speed, few enough to stay in cache.

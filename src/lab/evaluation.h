@@ -53,7 +53,7 @@ struct SizeOutcome {
   double spread = 0;         // mean, and largest
   double largest_spread = 0;
   std::int64_t predicted = 0;       // sets that a head of only slope and class offsets would get right
-  std::vector<Outcome> outcomes{};  // one a normalizer
+  std::vector<Outcome> outcomes{};  // one per normalizer
 };
 
 // Error naming `sizes` unless every one is 1 to 16,777,216 items.

@@ -16,8 +16,8 @@
 namespace whet::lab {
 namespace {
 
-// No row asks for more: beyond, the second of two items would have to be told from the first by rounding
-// alone.
+// No row asks for more: beyond, the second of two items would have to be told apart from the first by
+// rounding alone.
 constexpr double kLargestBeta = 0x1p20;
 
 void append_point(const Head<float>& head, const Batch& batch, std::int64_t set,

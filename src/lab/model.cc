@@ -123,7 +123,7 @@ void Head<T>::forward(const T* parameters, const Batch& batch, std::span<const N
   batch_ = &batch;
   normalizers_ = normalizers;
   keep_ = keep;
-  make_room();
+  resize_buffers();
   encode_query();
   encode_items();
   weigh();
@@ -133,7 +133,7 @@ void Head<T>::forward(const T* parameters, const Batch& batch, std::span<const N
 }
 
 template <typename T>
-void Head<T>::make_room() {
+void Head<T>::resize_buffers() {
   const std::int64_t sets = batch_->sets,
                      kept = keep_ == Keep::nothing ? std::min(items(), kItemBlock) : items();
   for (auto* buffer : {&query1_, &query2_, &encoded_query_, &q_, &key_direction_, &dpooled_, &dkey_direction_,
@@ -206,7 +206,7 @@ void Head<T>::encode_block(std::int64_t row, std::int64_t rows) {
                        item1_.data(), kStride);
   T* item2 = item2_.data() + (keep_ == Keep::all ? row * kStride : 0);
   dense(kItem2, item1_.data(), rows, item2);
-  kernels_.gelu(item2, rows * kStride, encoded_items_.data() + encoded_place(row, row));
+  kernels_.gelu(item2, rows * kStride, encoded_items_.data() + encoded_offset(row, row));
 }
 
 // Calls body(set, row, rows) for the part of each set within these rows.
@@ -226,7 +226,7 @@ void Head<T>::find_logits(std::int64_t first, std::int64_t count) {
     T* logits = logits_.data() + row;
     T bias = 0;  // the same for every item: it moves no weight of a softmax, but is part of the logit
     kernels_.dot_rows(q_.data() + set * kStride, kStride, 1, kWidth, at(kModel[kK].bias), &bias);
-    kernels_.dot_rows(encoded_items_.data() + encoded_place(row, first), kStride, rows, kWidth,
+    kernels_.dot_rows(encoded_items_.data() + encoded_offset(row, first), kStride, rows, kWidth,
                       key_direction_.data() + set * kStride, logits);
     for (std::int64_t i = 0; i < rows; ++i) logits[i] = (logits[i] + bias) * scale;
   });
@@ -273,13 +273,13 @@ template <typename T>
 void Head<T>::pool_block(std::int64_t first, std::int64_t count) {
   for (std::int64_t r = 0; r < static_cast<std::int64_t>(normalizers_.size()); ++r) {
     for_sets(batch_->items, first, count, [&](std::int64_t set, std::int64_t row, std::int64_t rows) {
-      const std::int64_t place = (r * batch_->sets + set) * kStride;
+      const std::int64_t offset = (r * batch_->sets + set) * kStride;
       std::array<T, kWidth> part{};
-      T* sum = wide_pooled_.empty() ? pooled_.data() + place : part.data();
-      kernels_.add_rows(encoded_items_.data() + encoded_place(row, first), kStride, rows, kWidth,
+      T* sum = wide_pooled_.empty() ? pooled_.data() + offset : part.data();
+      kernels_.add_rows(encoded_items_.data() + encoded_offset(row, first), kStride, rows, kWidth,
                         weights_.data() + r * items() + row, sum);
       for (std::size_t i = 0; !wide_pooled_.empty() && i < kWidth; ++i) {
-        wide_pooled_[static_cast<std::size_t>(place) + i] += static_cast<double>(part[i]);
+        wide_pooled_[static_cast<std::size_t>(offset) + i] += static_cast<double>(part[i]);
       }
     });
   }

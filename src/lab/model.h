@@ -1,12 +1,12 @@
 // The paper's head: encoders of items and query, one attention head, a read-out.
 //
 //     h1 = gelu(item1 x)      x: the priority, then the class one-hot
-//     h2 = gelu(item2 h1)     one a item
+//     h2 = gelu(item2 h1)     one per item
 //     e  = gelu(query2 gelu(query1 query))
 //     logit_i = q . k_i / sqrt(128),  q = Q e,  k_i = K h2_i        weights = normalize(logits)
 //     scores = output gelu(hidden O V sum_i weight_i h2_i)
 //
-// There is one query a set, so K and V act on sets instead of items: q . K h = (K^T q) . h, and V of the
+// There is one query per set, so K and V act on sets instead of items: q . K h = (K^T q) . h, and V of the
 // weighted sum is the weighted sum of V. The same function and gradients at a third of the products.
 #ifndef WHET_LAB_MODEL_H_
 #define WHET_LAB_MODEL_H_
@@ -46,7 +46,7 @@ inline constexpr std::int64_t kParameters = 118666;
 // Kernels from a normal distribution of variance 1 / in, cut at two standard deviations; biases 0.
 std::vector<float> initial_parameters(std::uint64_t seed);
 
-// How rows of logits become weights: the one place for other normalizers. softmax under a rule, or all weight
+// How rows of logits become weights: softmax under a rule, or all weight
 // to the largest logit (the first of equals), which can't be trained with.
 struct Normalizer {
   Rule rule{};
@@ -56,8 +56,8 @@ struct Normalizer {
 // What forward() remembers of the items.
 enum class Keep {
   all,      // what backward() needs
-  encoded,  // the encoded items: 576 bytes an item
-  nothing   // encoded again where needed: any number of items in 9 bytes each, and 4 more a normalizer
+  encoded,  // the encoded items: 576 bytes per item
+  nothing   // encoded again where needed: any number of items in 9 bytes each, and 4 more per normalizer
 };
 
 // A batch's way through the model and back. T is float, or double for checks and precision studies.
@@ -88,7 +88,7 @@ class Head {
   void backward(T* gradients);
 
  private:
-  void make_room();
+  void resize_buffers();
   void encode_query();
   void encode_items();
   void encode_block(std::int64_t row, std::int64_t rows);
@@ -109,11 +109,11 @@ class Head {
 
   const T* at(std::int64_t offset) const { return parameters_ + offset; }
   std::int64_t items() const { return batch_->sets * batch_->items; }
-  // Rows of the read-out: one a set and normalizer.
+  // Rows of the read-out: one per set and normalizer.
   std::int64_t outputs() const { return batch_->sets * static_cast<std::int64_t>(normalizers_.size()); }
-  // Where an item stands in encoded_items_, which has only the block that begins with item `first` if nothing
-  // is kept.
-  std::int64_t encoded_place(std::int64_t row, std::int64_t first) const {
+  // The offset of an item in encoded_items_, which has only the block that begins with item `first` if
+  // nothing is kept.
+  std::int64_t encoded_offset(std::int64_t row, std::int64_t first) const {
     return (keep_ == Keep::nothing ? row - first : row) * kStride;
   }
 
@@ -125,20 +125,20 @@ class Head {
   std::vector<double> loss_;
   std::vector<std::int64_t> correct_;
 
-  // One row a set, kStride apart.
+  // One row per set, kStride apart.
   std::vector<T> query1_, query2_, encoded_query_, q_, key_direction_;  // key_direction: K^T q
   std::vector<T> dpooled_, dkey_direction_, dsets_[2];
   std::vector<T> dtotals_;    // one number: what every weight of the set gains through V's bias
   std::vector<T> dkey_bias_;  // one number: the gradient of the logits' common q . b_K
 
-  // One row a set and normalizer.
+  // One row per set and normalizer.
   std::vector<T> pooled_, v_, o_, hidden_, hidden_out_;
   std::vector<double> wide_pooled_;  // pooled_ while it is summed; empty if sets are small
   std::vector<T> totals_;            // one number: the sum of the weights
   std::vector<T> scores_, dscores_;  // kClasses apart
   std::vector<RowStats> stats_;
 
-  // One row an item.
+  // One row per item.
   std::vector<T> class_offsets_;  // kClasses x kWidth: what the first item layer adds for a class
   std::vector<T> item1_;          // the block at hand
   std::vector<T> item2_, encoded_items_;

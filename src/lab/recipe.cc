@@ -128,12 +128,44 @@ Json to_json(const Recipe& r) {
           {"rule", r.normalizer.rule.name()}};
 }
 
+namespace {
+
+// What a field that a file doesn't have stands for. Never changed: new defaults of Recipe are for new runs. A
+// field added later gets the value here that training without it had.
+Recipe defaults_of_format_1() {
+  return {.seed = 0,
+          .steps = 100'000,
+          .batch = 128,
+          .sets = {.smallest = 5, .largest = 16, .zoom = 0},
+          .rate = 0.001,
+          .warmup = 0,
+          .zoom_warmup = 0,
+          .schedule = Schedule::constant,
+          .l2_form = L2::half,
+          .l2 = 0.001,
+          .l2_biases = false,
+          .normalizer = {}};
+}
+
+}  // namespace
+
 Recipe recipe_from_json(const Json& json) {
+  if (!json.is_object()) throw Error("recipe: must be a JSON object");
+  Json whole = to_json(defaults_of_format_1());
+  for (const auto& [name, value] : json.items()) {
+    // It may change what training does; leaving it out would be another recipe.
+    if (!whole.contains(name)) {
+      throw Error(name + ": is not a field of a recipe that this whet knows; use a newer whet");
+    }
+    whole[name] = value;
+  }
   Recipe recipe;
   std::string field;
-  const auto wrong = [&] { return Error(field + ": is missing or not what a recipe has there"); };
+  const auto wrong = [&] {
+    return Error(field + ": is " + whole.at(field).dump() + ", not what a recipe has there");
+  };
   try {
-    const auto value = [&](const char* name) -> const Json& { return json.at(field = name); };
+    const auto value = [&](const char* name) -> const Json& { return whole.at(field = name); };
     // get() would cut a fraction off.
     const auto integer = [&](const Json& number) -> const Json& {
       if (!number.is_number_integer()) throw wrong();
@@ -159,11 +191,6 @@ Recipe recipe_from_json(const Json& json) {
     throw wrong();
   }
   check(recipe);
-  // A field this version doesn't know may change what training does; leaving it out would be another recipe.
-  const Json known = to_json(recipe);
-  for (const auto& [name, ignored] : json.items()) {
-    if (!known.contains(name)) throw Error(name + ": is not a field of a recipe");
-  }
   return recipe;
 }
 

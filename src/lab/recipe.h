@@ -54,7 +54,8 @@ std::string_view name_of(Schedule schedule);
 L2 parse_l2(std::string_view name);  // these two: Error that lists the names
 Schedule parse_schedule(std::string_view name);
 
-// Both ways, bit for bit. From JSON: Error naming the field if one is missing, unknown or wrong.
+// Both ways, bit for bit. From JSON: a missing field is what it was by default when the format of runs got
+// its number ("whet run 1"), whatever the default is now; Error naming the field if one is unknown or wrong.
 nlohmann::ordered_json to_json(const Recipe& recipe);
 Recipe recipe_from_json(const nlohmann::ordered_json& json);
 

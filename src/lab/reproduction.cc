@@ -24,7 +24,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kVersion = 1;
 constexpr std::size_t kMostScatter = 4000;  // points of the fit kept for drawing
 constexpr std::int64_t kMapSets = 32, kMapColumns = 16, kLargestMap = 65536;
 
@@ -34,63 +33,67 @@ double mean_of(const SizeOutcome& size, std::int64_t count) {
   return static_cast<double>(count) / static_cast<double>(size.sets);
 }
 
-Json to_json(const SizeOutcome& size, std::span<const NamedNormalizer> normalizers) {
-  Json rules = Json::object();
+results::Size size_results(const SizeOutcome& size, std::span<const NamedNormalizer> normalizers) {
+  const auto items = static_cast<double>(size.items);
+  results::Size results{.items = size.items,
+                        .sets = size.sets,
+                        .redrawn = size.redrawn,
+                        .entropy = size.entropy,
+                        .spread = size.spread,
+                        .largest_spread = size.largest_spread,
+                        .largest_weight = size.outcomes.front().largest_peak,
+                        .weight_bound = largest_weight(items, size.largest_spread),
+                        .paper_bound = paper_bounds(items, size.largest_spread).upper,
+                        .predicted = mean_of(size, size.predicted)};
   for (std::size_t r = 0; r < normalizers.size(); ++r) {
     const Outcome& o = size.outcomes[r];
-    rules[normalizers[r].name] = {{"accuracy", mean_of(size, o.correct)},
-                                  {"beta", o.beta},
-                                  {"sharpened", o.sharpened},
-                                  {"entropy", o.entropy},
-                                  {"peak", o.peak}};
+    results.rules.set(normalizers[r].name, {.accuracy = mean_of(size, o.correct),
+                                            .beta = o.beta,
+                                            .sharpened = o.sharpened,
+                                            .entropy = o.entropy,
+                                            .peak = o.peak});
   }
-  return {{"items", size.items},
-          {"sets", size.sets},
-          {"redrawn", size.redrawn},
-          {"entropy", size.entropy},
-          {"spread", size.spread},
-          {"largest_spread", size.largest_spread},
-          {"largest_weight", size.outcomes.front().largest_peak},
-          {"weight_bound", largest_weight(static_cast<double>(size.items), size.largest_spread)},
-          {"paper_bound", paper_bounds(static_cast<double>(size.items), size.largest_spread).upper},
-          {"predicted", mean_of(size, size.predicted)},
-          {"rules", rules}};
+  return results;
 }
 
-Json to_json(const Diagnosis& d) {
-  return {
-      {"slope", d.slope}, {"offsets", d.offsets}, {"deviation", d.deviation}, {"resolution", d.resolution}};
-}
-
-Json to_json(const PolynomialFit& fit) {
-  if (fit.coefficients.empty()) return nullptr;
-  return {{"coefficients", fit.coefficients},
-          {"lowest_entropy", fit.lowest_entropy},
-          {"highest_entropy", fit.highest_entropy},
-          {"rms_residual", fit.rms_residual},
-          {"r_squared", fit.r_squared},
-          {"points", fit.points},
-          {"rule", fit.rule().name()}};
-}
-
-Json sizes_json(const std::vector<SizeOutcome>& outcomes, std::span<const NamedNormalizer> normalizers) {
-  Json sizes = Json::array();
-  for (const SizeOutcome& outcome : outcomes) sizes.push_back(to_json(outcome, normalizers));
+std::vector<results::Size> sizes_results(const std::vector<SizeOutcome>& outcomes,
+                                         std::span<const NamedNormalizer> normalizers) {
+  std::vector<results::Size> sizes;
+  for (const SizeOutcome& outcome : outcomes) sizes.push_back(size_results(outcome, normalizers));
   return sizes;
 }
 
-EvaluationOptions evaluation_of(const StudyOptions& options, const Watcher& watcher) {
+results::Diagnosis diagnosis_results(const std::vector<float>& parameters) {
+  const Diagnosis d = diagnose(parameters);
+  return {.slope = d.slope,
+          .offsets = {d.offsets.begin(), d.offsets.end()},
+          .deviation = d.deviation,
+          .resolution = d.resolution};
+}
+
+std::optional<results::Fit> fit_results(const PolynomialFit& fit) {
+  if (fit.coefficients.empty()) return std::nullopt;
+  return results::Fit{.coefficients = fit.coefficients,
+                      .lowest_entropy = fit.lowest_entropy,
+                      .highest_entropy = fit.highest_entropy,
+                      .rms_residual = fit.rms_residual,
+                      .r_squared = fit.r_squared,
+                      .points = static_cast<std::int64_t>(fit.points),
+                      .rule = fit.rule().name()};
+}
+
+EvaluationOptions evaluation_of(const StudyOptions& options, const ProgressListener& listener) {
   return {.sizes = options.sizes,
           .sets = options.sets,
           .seed = options.seed,
           .stream = Stream::evaluation,
           .precision = options.precision,
           .threads = options.threads,
-          .progress = watcher.advance};
+          .progress = listener.advance};
 }
 
-EvaluationOptions calibrated_evaluation_of(const StudyOptions& options, const Watcher& watcher) {
-  EvaluationOptions fewer = evaluation_of(options, watcher);
+EvaluationOptions calibrated_evaluation_of(const StudyOptions& options, const ProgressListener& listener) {
+  EvaluationOptions fewer = evaluation_of(options, listener);
   fewer.share = 4;
   return fewer;
 }
@@ -133,146 +136,154 @@ std::vector<NamedNormalizer> rules_without_fit(const Run& run, const StudyOption
 }
 
 // The head with its keys calibrated: what is left of its loss is dispersion.
-Json calibrated_json(const Run& run, const StudyOptions& options, CalibrationMethod method,
-                     const Watcher& watcher) {
+results::CalibratedHead calibrated_results(const Run& run, const StudyOptions& options,
+                                           CalibrationMethod method, const ProgressListener& listener) {
   Run edited = run;
-  const Calibration calibration = calibrate(run.parameters, method, options.seed);
-  edited.parameters = calibration.parameters;
+  Calibration calibration = calibrate(run.parameters, method, options.seed);
+  edited.parameters = std::move(calibration.parameters);
   std::vector<NamedNormalizer> normalizers = rules_without_fit(edited, options);
   normalizers.push_back({"hard", {.rule = {}, .hard = true}});
-  const auto outcomes = evaluate(edited.parameters, normalizers, calibrated_evaluation_of(options, watcher));
-  return {{"what", calibration.text},
-          {"directions", calibration.directions},
-          {"diagnosis", to_json(diagnose(edited.parameters))},
-          {"sizes", sizes_json(outcomes, normalizers)}};
+  const auto outcomes = evaluate(edited.parameters, normalizers, calibrated_evaluation_of(options, listener));
+  return {.edit = calibration.text,
+          .directions = calibration.directions,
+          .diagnosis = diagnosis_results(edited.parameters),
+          .sizes = sizes_results(outcomes, normalizers)};
 }
 
-// Of one head; more digits than these no picture shows.
-Json map_json(const Run& run, const Study& study, const StudyOptions& options) {
-  Json frames = Json::array();
+// More digits than these no picture shows.
+results::HeatMap map_results(const Run& run, const Study& study, const StudyOptions& options) {
+  results::HeatMap results{.seed = run.recipe.seed, .sets = kMapSets, .columns = kMapColumns};
   for (const std::int64_t items : options.sizes) {
     if (items > kLargestMap) continue;
     const std::vector<float> map =
         heat_map(run.parameters, study.normalizers, options.seed, items, kMapSets, kMapColumns);
-    Json rules = Json::object();
-    for (std::size_t r = 0; r < study.normalizers.size(); ++r) {
-      Json rows = Json::array();
-      for (std::size_t set = 0; set < kMapSets; ++set) {
-        Json row = Json::array();
-        for (std::size_t c = 0; c < kMapColumns; ++c) {
-          const double weight = map[(r * kMapSets + set) * kMapColumns + c];
-          row.push_back(std::round(weight * 1e4) / 1e4);
-        }
-        rows.push_back(row);
+    auto weight = map.begin();  // normalizers x sets x columns
+    results::HeatMapFrame frame{.items = items};
+    for (const NamedNormalizer& normalizer : study.normalizers) {
+      std::vector<std::vector<double>> rows(kMapSets, std::vector<double>(kMapColumns));
+      for (std::vector<double>& row : rows) {
+        for (double& cell : row) cell = std::round(double{*weight++} * 1e4) / 1e4;
       }
-      rules[study.normalizers[r].name] = rows;
+      frame.rules.set(normalizer.name, std::move(rows));
     }
-    frames.push_back({{"items", items}, {"rules", rules}});
+    results.frames.push_back(std::move(frame));
   }
-  return {{"seed", run.recipe.seed}, {"sets", kMapSets}, {"columns", kMapColumns}, {"frames", frames}};
+  return results;
 }
 
-Json scatter_json(const std::vector<FitPoint>& points) {
-  Json scatter = Json::array();
+results::FitScatter scatter_results(const std::vector<FitPoint>& points) {
+  results::FitScatter scatter;
   const std::size_t step = points.size() / kMostScatter + 1;
   for (std::size_t i = 0; i < points.size(); i += step) {
-    scatter.push_back(Json::array(
-        {std::round(points[i].entropy * 1e5) / 1e5, std::round(points[i].best_beta * 1e4) / 1e4}));
+    scatter.emplace_back(std::round(points[i].entropy * 1e5) / 1e5,
+                         std::round(points[i].best_beta * 1e4) / 1e4);
   }
   return scatter;
 }
 
-Json model_json(const Run& run, const Study& study, const std::vector<SizeOutcome>& outcomes) {
-  Json rules = Json::object(), metrics = Json::array();
+results::Model model_results(const Run& run, const Study& study, const std::vector<SizeOutcome>& outcomes) {
+  results::Model model{.seed = run.recipe.seed,
+                       .recipe = to_json(run.recipe),
+                       .step = run.step,
+                       .diagnosis = diagnosis_results(run.parameters),
+                       .spread_allowed = spread_allowed(run.parameters),
+                       .fit = fit_results(study.fit),
+                       .sizes = sizes_results(outcomes, study.normalizers)};
   for (const NamedNormalizer& n : study.normalizers)
-    rules[n.name] = n.normalizer.hard ? "hard" : n.normalizer.rule.name();
-  for (const Metrics& m : run.metrics) metrics.push_back(Json::array({m.step, m.loss, m.accuracy}));
-  Json json{{"seed", run.recipe.seed},
-            {"recipe", to_json(run.recipe)},
-            {"step", run.step},
-            {"rules", rules},
-            {"diagnosis", to_json(diagnose(run.parameters))},
-            {"spread_allowed", spread_allowed(run.parameters)},
-            {"fit", to_json(study.fit)},
-            {"sizes", sizes_json(outcomes, study.normalizers)},
-            {"metrics", metrics}};
-  if (!run.edit.empty()) json["edit"] = run.edit;
-  return json;
+    model.rules.set(n.name, n.normalizer.hard ? "hard" : n.normalizer.rule.name());
+  for (const Metrics& m : run.metrics) model.metrics.emplace_back(m.step, m.loss, m.accuracy);
+  if (!run.edit.empty()) model.edit = run.edit;
+  return model;
 }
 
-// Over the seeds, at every size and for every rule that all models have.
-Json summary_json(const Json& models, const char* part = nullptr) {
-  const auto sizes_of = [&](const Json& model) -> const Json& {
-    return part == nullptr ? model.at("sizes") : model.at("calibrated").at(part).at("sizes");
-  };
-  const auto accuracies = [&](std::size_t size, const std::string& rule) {
-    std::vector<double> values;
-    for (const Json& model : models) {
-      const Json& rules = sizes_of(model).at(size).at("rules");
-      if (rules.contains(rule)) values.push_back(rules.at(rule).at("accuracy").get<double>());
-    }
-    return values;
-  };
-  Json summary = Json::array();
-  for (std::size_t size = 0; size < sizes_of(models.at(0)).size(); ++size) {
-    const Json& first = sizes_of(models.at(0)).at(size);
-    const std::vector<double> softmax = accuracies(size, "softmax"), ceiling = accuracies(size, "hard");
-    Json rules = Json::object();
-    for (const auto& [rule, ignored] : first.at("rules").items()) {
-      const std::vector<double> values = accuracies(size, rule);
-      if (values.size() != models.size()) continue;
+using Heads = std::vector<const std::vector<results::Size>*>;  // the sizes of each head
+
+// Of the heads that have this rule.
+std::vector<double> accuracies_of(const Heads& heads, std::size_t size, const std::string& rule) {
+  std::vector<double> values;
+  for (const std::vector<results::Size>* sizes : heads) {
+    const results::RuleOutcome* outcome = sizes->at(size).rules.find(rule);
+    if (outcome != nullptr) values.push_back(outcome->accuracy);
+  }
+  return values;
+}
+
+// Over the heads, at every size and for every rule that all of them have.
+std::vector<results::SizeSummary> summary_of(const Heads& heads) {
+  std::vector<results::SizeSummary> summary;
+  for (std::size_t i = 0; i < heads.front()->size(); ++i) {
+    const results::Size& first = heads.front()->at(i);
+    const std::vector<double> softmax = accuracies_of(heads, i, "softmax");
+    const std::vector<double> ceiling = accuracies_of(heads, i, "hard");
+    results::SizeSummary size{.items = first.items, .sets = first.sets};
+    for (const auto& [rule, ignored] : first.rules) {
+      const std::vector<double> values = accuracies_of(heads, i, rule);
+      if (values.size() != heads.size()) continue;
       const Summary accuracy = summarize(values);
-      rules[rule] = {{"accuracy", accuracy.mean},
-                     {"deviation", accuracy.deviation},
-                     {"against_softmax", difference_json(values, softmax)},
-                     {"against_ceiling", difference_json(values, ceiling)}};
+      size.rules.set(rule, {.accuracy = accuracy.mean,
+                            .deviation = accuracy.deviation,
+                            .against_softmax = difference_of(values, softmax),
+                            .against_ceiling = difference_of(values, ceiling)});
     }
-    summary.push_back({{"items", first.at("items")}, {"sets", first.at("sets")}, {"rules", rules}});
+    summary.push_back(std::move(size));
   }
   return summary;
 }
 
-// All that the results say of one head: "model" and, of the first head only, what is drawn of it.
-Json head_json(const Run& run, const StudyOptions& options, bool first, const Watcher& watcher) {
-  const Study study = study_of(run, options, watcher.advance);
-  Json head{
-      {"model",
-       model_json(run, study, evaluate(run.parameters, study.normalizers, evaluation_of(options, watcher)))}};
+// `sizes_of(model)` picks the sizes of a head.
+template <typename SizesOf>
+std::vector<results::SizeSummary> summary_of(const std::vector<results::Model>& models, SizesOf sizes_of) {
+  Heads heads;
+  for (const results::Model& model : models) heads.push_back(&sizes_of(model));
+  return summary_of(heads);
+}
+
+// All that the results say of one head; of the first one also what is drawn of it.
+results::HeadResults head_results(const Run& run, const StudyOptions& options, bool first,
+                                  const ProgressListener& listener) {
+  const Study study = study_of(run, options, listener.advance);
+  results::HeadResults head{
+      .model = model_results(run, study,
+                             evaluate(run.parameters, study.normalizers, evaluation_of(options, listener)))};
   if (options.calibrate) {
-    head["model"]["calibrated"] = {
-        {"classes", calibrated_json(run, options, CalibrationMethod::classes, watcher)},
-        {"pairs", calibrated_json(run, options, CalibrationMethod::pairs, watcher)}};
+    head.model.calibrated = {calibrated_results(run, options, CalibrationMethod::classes, listener),
+                             calibrated_results(run, options, CalibrationMethod::pairs, listener)};
   }
   if (first) {
-    head["map"] = map_json(run, study, options);
-    head["scatter"] = scatter_json(study.points);
+    head.fit_scatter = scatter_results(study.points);
+    head.heat_map = map_results(run, study, options);
   }
   return head;
 }
 
-// The items that head_json() reports.
+// The items that head_results() reports.
 std::int64_t items_of_head(const StudyOptions& options) {
   return items_to_fit(fit_of(options)) + items_to_evaluate(evaluation_of(options, {})) +
          (options.calibrate ? 2 * items_to_evaluate(calibrated_evaluation_of(options, {})) : 0);
 }
 
-// What a kept head_json() depends on.
-Json circumstances(const Run& run, const StudyOptions& options, bool first) {
+// ---- evaluation.json: the results of one head, kept in its run
+
+// All that head_results() depends on.
+Json cache_key(const Run& run, const StudyOptions& options, bool first) {
   files::Checksum weights;
   weights.add_bytes(std::as_bytes(std::span(run.parameters)));
   Json extra = Json::object();
   for (const NamedNormalizer& n : options.extra) extra[n.name] = n.normalizer.rule.name();
-  return {{"version", kVersion},    {"whet", version()},
-          {"target", target()},     {"weights", weights.digits()},
-          {"sizes", options.sizes}, {"sets", options.sets},
-          {"seed", options.seed},   {"precision", name_of(options.precision)},
-          {"extra", extra},         {"calibrate", options.calibrate},
+  return {{"version", results::kVersion},
+          {"whet", version()},
+          {"target", target()},
+          {"weights", weights.digits()},
+          {"sizes", options.sizes},
+          {"sets", options.sets},
+          {"seed", options.seed},
+          {"precision", name_of(options.precision)},
+          {"extra", extra},
+          {"calibrate", options.calibrate},
           {"first", first}};
 }
 
-std::string kept_path(const Run& run) {
-  return (std::filesystem::path(run.folder) / "evaluation.json").string();
-}
+std::string cache_path(const Run& run) { return (std::filesystem::path(run.folder) / kEvaluation).string(); }
 
 std::string checksum_of(const Json& json) {
   files::Checksum checksum;
@@ -280,53 +291,50 @@ std::string checksum_of(const Json& json) {
   return checksum.digits();
 }
 
-Json read_kept(const Run& run) {
+// Nothing if there is no cache, or it has another key or is damaged: then the head is evaluated again.
+std::optional<results::HeadResults> cached_head(const Run& run, const StudyOptions& options, bool first) {
+  if (!options.cache) return std::nullopt;
   try {
-    return files::read_json(kept_path(run));
+    const Json file = files::read_json(cache_path(run));
+    if (file.at("key") != cache_key(run, options, first)) return std::nullopt;
+    if (file.at("checksum") != checksum_of(file.at("head"))) return std::nullopt;
+    return results::head_from_json(file.at("head"));
   } catch (const files::FileError&) {  // not there, not readable, too large, not JSON
-    return nullptr;
+  } catch (const Json::exception&) {   // not an object with these fields
+  } catch (const Error&) {             // not the results of a head
   }
+  return std::nullopt;
 }
 
-// null if nothing was kept, or it is of other circumstances, or damaged: then it is found again.
-Json kept_head(const Run& run, const StudyOptions& options, bool first) {
-  if (!options.keep) return nullptr;
-  const Json file = read_kept(run);
-  if (!file.is_object() || !file.contains("head")) return nullptr;
-  if (file.value("of", Json()) != circumstances(run, options, first)) return nullptr;
-  return file.value("checksum", Json()) == checksum_of(file.at("head")) ? file.at("head") : nullptr;
+void write_cache(const Run& run, const StudyOptions& options, bool first, const results::HeadResults& head) {
+  const Json json = to_json(head);
+  const Json file{{"key", cache_key(run, options, first)}, {"checksum", checksum_of(json)}, {"head", json}};
+  files::write_text(cache_path(run), file.dump() + "\n");
 }
 
-void keep_head(const Run& run, const StudyOptions& options, bool first, const Json& head) {
-  const Json file{
-      {"of", circumstances(run, options, first)}, {"checksum", checksum_of(head)}, {"head", head}};
-  files::write_text(kept_path(run), file.dump() + "\n");
-}
-
-// Table 1 of arXiv 2410.01104; percent. null: not in the paper, or not verified.
-Json paper_json() {
-  return {{"source", "arXiv 2410.01104, Table 1"},
-          {"items", {16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384}},
-          {"softmax", {98.6, 97.1, 94.3, 89.7, 81.3, 70.1, 53.8, 35.7, 22.6, 15.7, 12.4}},
-          {"paper", {98.6, 97.1, 94.5, 89.9, 82.1, 72.5, 57.7, 39.4, 24.9, 17.5, 14.0}},
-          {"p", {0.4, nullptr, 2e-3, nullptr, 2e-4, nullptr, 1e-4, nullptr, 0.02, nullptr, 4e-3}},
-          {"unverified", {32, 128, 8192}}};
+// Table 1 of arXiv 2410.01104, the sizes that could be checked against the paper; in percent. NaN: the paper
+// gives no p.
+std::vector<results::PaperLine> paper_table() {
+  return {{16, 98.6, 98.6, 0.4},    {64, 94.3, 94.5, 2e-3},   {256, 81.3, 82.1, 2e-4},
+          {512, 70.1, 72.5, NAN},   {1024, 53.8, 57.7, 1e-4}, {2048, 35.7, 39.4, NAN},
+          {4096, 22.6, 24.9, 0.02}, {16384, 12.4, 14.0, 4e-3}};
 }
 
 }  // namespace
 
-std::vector<Run> train_runs(const std::vector<Training>& trainings, int threads, const Watcher& watcher) {
+std::vector<Run> train_runs(const std::vector<Training>& trainings, int threads,
+                            const ProgressListener& listener) {
   std::int64_t found = 0, total = 0;
   for (const Training& training : trainings) {
     found += prepare_run(training.folder, training.recipe);
     total += training.recipe.steps;
   }
-  watcher.begin("training", total, found);
+  listener.begin("training", total, found);
   struct Stopped {};  // thrown inside a run when another has failed
   std::atomic<bool> failed{false};
   const auto advance = [&](std::int64_t steps) {
     if (failed) throw Stopped();
-    watcher.advance(steps);
+    listener.advance(steps);
   };
   for_each_task(
       static_cast<std::int64_t>(trainings.size()), core::resolve_threads(threads),
@@ -335,7 +343,7 @@ std::vector<Run> train_runs(const std::vector<Training>& trainings, int threads,
         train_run(training.folder, training.recipe, advance);
       },
       &failed);
-  watcher.end();
+  listener.end();
   std::vector<Run> runs;
   runs.reserve(trainings.size());
   for (const Training& training : trainings) runs.push_back(load_run(training.folder));
@@ -343,11 +351,12 @@ std::vector<Run> train_runs(const std::vector<Training>& trainings, int threads,
 }
 
 std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, int seeds, int threads,
-                             const Watcher& watcher) {
+                             const ProgressListener& listener) {
   if (seeds < 1 || seeds > 10000) throw Error("seeds: is " + std::to_string(seeds) + ", must be 1 to 10000");
   if (recipe.seed + static_cast<std::uint64_t>(seeds) < recipe.seed) {
-    throw Error("seed: is " + std::to_string(recipe.seed) + ", must leave room for " + std::to_string(seeds) +
-                " seeds");
+    throw Error("seed: is " + std::to_string(recipe.seed) + ", must be at most " +
+                std::to_string(~std::uint64_t{0} - static_cast<std::uint64_t>(seeds)) + " for " +
+                std::to_string(seeds) + " seeds");
   }
   std::vector<Training> trainings;
   for (int i = 0; i < seeds; ++i) {
@@ -356,7 +365,7 @@ std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, in
     trainings.push_back(
         {(std::filesystem::path(folder) / ("seed-" + std::to_string(own.seed))).string(), own});
   }
-  return train_runs(trainings, threads, watcher);
+  return train_runs(trainings, threads, listener);
 }
 
 Study study_of(const Run& run, const StudyOptions& options,
@@ -376,42 +385,35 @@ Study study_of(const Run& run, const StudyOptions& options,
   return study;
 }
 
-Json study(const std::vector<Run>& runs, const StudyOptions& options, const Json& made,
-           const Watcher& watcher) {
-  std::vector<Json> heads;
-  std::int64_t kept = 0;
-  for (const Run& run : runs) {
-    heads.push_back(kept_head(run, options, heads.empty()));
-    kept += heads.back().is_null() ? 0 : 1;
-  }
+results::Reproduction study(const std::vector<Run>& runs, const StudyOptions& options,
+                            const results::Provenance& provenance, const ProgressListener& listener) {
+  std::vector<std::optional<results::HeadResults>> heads;
+  for (const Run& run : runs) heads.push_back(cached_head(run, options, heads.empty()));
+  const auto cached = std::ranges::count_if(heads, [](const auto& head) { return head.has_value(); });
   const std::int64_t each = items_of_head(options);
-  watcher.begin("evaluating", each * static_cast<std::int64_t>(runs.size()), each * kept);
-  Json models = Json::array();
+  listener.begin("evaluating", each * static_cast<std::int64_t>(runs.size()), each * cached);
+  results::Reproduction results{
+      .provenance = provenance,
+      .options = {.sets_seed = options.seed, .sets = options.sets, .precision = name_of(options.precision)},
+      .paper = paper_table()};
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    if (heads[i].is_null()) {
-      heads[i] = head_json(runs[i], options, i == 0, watcher);
-      if (options.keep) keep_head(runs[i], options, i == 0, heads[i]);
+    if (!heads[i]) {
+      heads[i] = head_results(runs[i], options, i == 0, listener);
+      if (options.cache) write_cache(runs[i], options, i == 0, *heads[i]);
     }
-    models.push_back(heads[i].at("model"));
+    results.models.push_back(std::move(heads[i]->model));
   }
-  watcher.end();
-  Json json{
-      {"schema", "whet results"},
-      {"version", kVersion},
-      {"kind", "reproduction"},
-      {"made", made},
-      {"options",
-       {{"sets_seed", options.seed}, {"sets", options.sets}, {"precision", name_of(options.precision)}}},
-      {"paper", paper_json()},
-      {"summary", summary_json(models)},
-      {"models", models},
-      {"fit_scatter", heads.at(0).at("scatter")},
-      {"heat_map", heads.at(0).at("map")}};
+  listener.end();
+  results.fit_scatter = std::move(heads[0]->fit_scatter.value());
+  results.heat_map = std::move(heads[0]->heat_map.value());
+  const auto summary = [&](auto sizes_of) { return summary_of(results.models, sizes_of); };
+  results.summary = summary([](const results::Model& model) -> auto& { return model.sizes; });
   if (options.calibrate) {
-    json["calibrated_summary"] = {{"classes", summary_json(models, "classes")},
-                                  {"pairs", summary_json(models, "pairs")}};
+    results.calibrated_summary = {
+        summary([](const results::Model& model) -> auto& { return model.calibrated->classes.sizes; }),
+        summary([](const results::Model& model) -> auto& { return model.calibrated->pairs.sizes; })};
   }
-  return json;
+  return results;
 }
 
 }  // namespace whet::lab

@@ -1,11 +1,10 @@
 // The paper's experiment as a whole: heads trained from several seeds, evaluated on the same sets under every
-// rule, diagnosed, refitted, calibrated; everything in one JSON object (docs/results.md).
+// rule, diagnosed, refitted, calibrated; everything in one results::Reproduction (docs/results.md).
 #ifndef WHET_LAB_REPRODUCTION_H_
 #define WHET_LAB_REPRODUCTION_H_
 
 #include <cstdint>
 #include <functional>
-#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -13,11 +12,12 @@
 #include "lab/fit_points.h"
 #include "lab/recipe.h"
 #include "lab/run.h"
+#include "results/results.h"
 
 namespace whet::lab {
 
-// Told of long work as it goes; advance() from several threads.
-struct Watcher {
+// Hears how far long work has come; advance() is called from several threads.
+struct ProgressListener {
   // `before` of `total` was done by an earlier run.
   std::function<void(const std::string& label, std::int64_t total, std::int64_t before)> begin;
   std::function<void(std::int64_t steps)> advance;
@@ -32,8 +32,7 @@ struct StudyOptions {
   std::vector<NamedNormalizer> extra{};  // beside the standard ones
   bool calibrate = true;  // also the two calibrated versions of every head, on a quarter of the sets
   int threads = 0;
-  bool keep =
-      false;  // what is found of a head in evaluation.json of its run, so that a stopped study goes on
+  bool cache = false;  // results of each head in evaluation.json of its run, so that a stopped study goes on
 };
 
 // A run to train: where, and how.
@@ -44,11 +43,12 @@ struct Training {
 
 // Trains every run, one per thread; runs that are there go on. Every folder is looked at before the first
 // step: a wrong one must not cost the training of the others.
-std::vector<Run> train_runs(const std::vector<Training>& trainings, int threads, const Watcher& watcher);
+std::vector<Run> train_runs(const std::vector<Training>& trainings, int threads,
+                            const ProgressListener& listener);
 
 // The same for runs of the seeds recipe.seed, recipe.seed + 1, ... in folder/seed-N.
 std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, int seeds, int threads,
-                             const Watcher& watcher);
+                             const ProgressListener& listener);
 
 // The rules a head is evaluated under, in this order: softmax, trained (if it was trained under a rule),
 // paper, fixed, log_length, target_entropy, target_peak, refit (if its fit is possible), the extra ones,
@@ -62,9 +62,8 @@ struct Study {
 Study study_of(const Run& run, const StudyOptions& options,
                const std::function<void(std::int64_t items)>& progress = {});
 
-// The results of these runs: kind "reproduction". `made` says what made them (command, version, machine).
-nlohmann::ordered_json study(const std::vector<Run>& runs, const StudyOptions& options,
-                             const nlohmann::ordered_json& made, const Watcher& watcher);
+results::Reproduction study(const std::vector<Run>& runs, const StudyOptions& options,
+                            const results::Provenance& provenance, const ProgressListener& listener);
 
 }  // namespace whet::lab
 

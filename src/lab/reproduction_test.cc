@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <string>
 
 #include "lab/model.h"
@@ -12,8 +11,6 @@
 
 namespace whet::lab {
 namespace {
-
-using Json = nlohmann::ordered_json;
 
 // An untrained head whose logits are so far apart that every row has one weight of 1.
 Run sharp_run() {
@@ -47,13 +44,13 @@ TEST(Study, OfAHeadWhoseEntropiesAreAllZeroLeavesTheFitOut) {
 }
 
 TEST(Study, OfSuchAHeadHasResults) {
-  const Watcher nobody{.begin = [](const std::string&, std::int64_t, std::int64_t) {},
-                       .advance = [](std::int64_t) {},
-                       .end = [] {}};
-  const Json results = study({sharp_run()}, small_options(), Json::object(), nobody);
-  EXPECT_TRUE(results.at("models").at(0).at("fit").is_null());
-  EXPECT_TRUE(results.at("summary").at(1).at("rules").contains("hard"));
-  EXPECT_FALSE(results.at("summary").at(1).at("rules").contains("refit"));
+  const ProgressListener nobody{.begin = [](const std::string&, std::int64_t, std::int64_t) {},
+                                .advance = [](std::int64_t) {},
+                                .end = [] {}};
+  const results::Reproduction results = study({sharp_run()}, small_options(), {}, nobody);
+  EXPECT_FALSE(results.models.at(0).fit);
+  EXPECT_NE(results.summary.at(1).rules.find("hard"), nullptr);
+  EXPECT_EQ(results.summary.at(1).rules.find("refit"), nullptr);
 }
 
 }  // namespace

@@ -49,9 +49,13 @@ struct Config {
 Config read_config(const std::string& folder) {
   const std::string path = in(folder, kConfig);
   const Json json = files::read_json(path);
-  if (!json.is_object() || !json.contains("format") || json["format"] != kFormat ||
-      !json.contains("recipe")) {
+  if (!json.is_object() || json.value("format", Json()) != kFormat || !json.contains("recipe")) {
     throw FileError(path, std::string("is not the config of a run (its format is not '") + kFormat + "')");
+  }
+  for (const auto& [name, ignored] : json.items()) {
+    if (name != "format" && name != "recipe" && name != "edit") {
+      throw FileError(path, name + ": is not a field of a run that this whet knows; use a newer whet");
+    }
   }
   try {
     return {recipe_from_json(json["recipe"]), json.value("edit", "")};
@@ -66,6 +70,17 @@ void write_config(const std::string& folder, const Config& config) {
   write_text(in(folder, kConfig), json.dump(2) + "\n");
 }
 
+// By value: an older whet may have written fewer fields.
+bool is_recipe(const std::string& json, const Recipe& recipe) {
+  try {
+    return recipe_from_json(files::parse_json(json, "recipe")) == recipe;
+  } catch (const FileError&) {
+    return false;
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 // The step a checkpoint was made at, once it is clear that it belongs to this run.
 std::int64_t checkpoint_step(const files::Safetensors& content, const Recipe& recipe) {
   const auto text = [&](const char* key) {
@@ -76,7 +91,7 @@ std::int64_t checkpoint_step(const files::Safetensors& content, const Recipe& re
   if (!content.verified) {
     throw FileError(content.path, "has no checksum: another program wrote it, or it was altered");
   }
-  if (text("recipe") != to_json(recipe).dump()) {
+  if (!is_recipe(text("recipe"), recipe)) {
     throw FileError(content.path, "belongs to a run of another recipe than its config.json");
   }
   const Json step = files::parse_json(text("step"), content.path + ": its step");
@@ -283,7 +298,8 @@ Run load_run(const std::string& folder) {
 }
 
 std::vector<std::string> files_of(const Run& run) {
-  return {in(run.folder, kConfig), in(run.folder, kCheckpoint), in(run.folder, kMetrics)};
+  return {in(run.folder, kConfig), in(run.folder, kCheckpoint), in(run.folder, kMetrics),
+          in(run.folder, kEvaluation)};
 }
 
 void save_edited_run(const std::string& folder, const Run& run) {

@@ -3,6 +3,7 @@
 //     config.json              the recipe
 //     checkpoint.safetensors   weights and Adam's moments; the steps done and the recipe in its metadata
 //     metrics.jsonl            one line every kMetricsEvery steps: step, loss, accuracy
+//     evaluation.json          what `whet reproduce` found of the head (lab/reproduction.h), if it did
 //
 // Files are replaced whole. Metrics are written before the checkpoint they belong to, and what is ahead of
 // the checkpoint is dropped when a run goes on, so that a run killed at any moment ends in the same bits.
@@ -22,6 +23,7 @@ namespace whet::lab {
 
 inline constexpr std::int64_t kMetricsEvery = 500;
 inline constexpr std::int64_t kCheckpointEvery = 2000;
+inline constexpr const char* kEvaluation = "evaluation.json";
 static_assert(kCheckpointEvery % kMetricsEvery == 0);
 
 // Mean cross-entropy and accuracy over the training batches of the steps since the last line.
@@ -45,7 +47,7 @@ struct Run {
 std::int64_t prepare_run(const std::string& folder, const Recipe& recipe);
 
 // Trains until recipe.steps, from where the folder's checkpoint stands, as prepare_run() has it. `progress`
-// is told of every step; what it throws ends the training, which can go on from the last checkpoint.
+// hears of every step; what it throws ends the training, which can go on from the last checkpoint.
 // FileError also if another process is training in this folder.
 void train_run(const std::string& folder, const Recipe& recipe,
                const std::function<void(std::int64_t steps)>& progress);
@@ -53,7 +55,7 @@ void train_run(const std::string& folder, const Recipe& recipe,
 // FileError if there is no run, or a file of it is damaged or foreign.
 Run load_run(const std::string& folder);
 
-// The paths of the three files.
+// The paths of its files.
 std::vector<std::string> files_of(const Run& run);
 
 // Writes a run of given weights: what an edit of a trained one leaves. It has no moments, so it can't be

@@ -336,9 +336,9 @@ TEST_F(RunFolder, RefusesAConfigThatIsNone) {
       {"no format", changed([](Json& j) { j.erase("format"); })},
       {"no recipe", changed([](Json& j) { j.erase("recipe"); })},
       {"a recipe that is text", changed([](Json& j) { j["recipe"] = "paper"; })},
-      {"a recipe without a field", changed([](Json& j) { j["recipe"].erase("zoom"); })},
       {"a recipe with an unknown field", changed([](Json& j) { j["recipe"]["momentum"] = 0.9; })},
       {"a recipe out of range", changed([](Json& j) { j["recipe"]["batch"] = 0; })},
+      {"an unknown field", changed([](Json& j) { j["author"] = "me"; })},
       {"an edit that is a number", changed([](Json& j) { j["edit"] = 5; })}};
   for (const auto& [what, bytes] : configs) {
     SCOPED_TRACE(what);
@@ -347,6 +347,18 @@ TEST_F(RunFolder, RefusesAConfigThatIsNone) {
   }
   put(path, changed([](Json& j) { j["recipe"]["momentum"] = 0.9; }));
   EXPECT_TRUE(contains(error_of<FileError>([&] { load_run(folder); }), "momentum"));
+}
+
+// As an older whet would have left it, before it knew the field.
+TEST_F(RunFolder, LacksAFieldThatHasItsDefault) {
+  const std::string folder = short_run(), path = folder + "/config.json";
+  Json json = Json::parse(content_of(path));
+  json["recipe"].erase("zoom");
+  put(path, json.dump());
+  EXPECT_TRUE(load_run(folder).recipe == short_recipe());
+  EXPECT_EQ(prepare_run(folder, short_recipe()), 3);
+  change_checkpoint(folder, [&](auto& t) { t.metadata["recipe"] = json["recipe"].dump(); });
+  EXPECT_EQ(load_run(folder).step, 3);
 }
 
 TEST_F(RunFolder, RefusesACheckpointWithoutConfig) {

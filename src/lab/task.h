@@ -18,14 +18,14 @@ struct Batch {
   std::int64_t items = 0;
   std::vector<float> priorities{};
   std::vector<std::uint8_t> classes{};
-  std::vector<float> queries{};         // one a set; it means nothing
-  std::vector<std::uint8_t> targets{};  // one a set: the class of its largest priority
+  std::vector<float> queries{};         // one per set; it means nothing
+  std::vector<std::uint8_t> targets{};  // one per set: the class of its largest priority
   std::int64_t redrawn = 0;             // priorities drawn again because two tied for the largest
 };
 
 // What training sets look like.
 struct TrainingSets {
-  int smallest = 5;  // items, drawn once a batch, both ends included
+  int smallest = 5;  // items, drawn once per batch, both ends included
   int largest = 16;
   // Squeezes the priorities of each set into [1 - s, 1], log10 s ~ U(-zoom, 0): a training distribution
   // of its own, in which the largest priorities lie as close as they do in large sets. 0 = off.

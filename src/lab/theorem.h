@@ -15,7 +15,7 @@
 //
 // Step 3 needs no long sequence. Without positions, equal symbols have equal rows at every layer: n tokens
 // are at most as many distinct rows as there are symbols. A row that stands for c tokens counts c times in
-// the softmax, which is a logit raised by ln c. Sequences of 2^30 tokens cost what those of one token a
+// the softmax, which is a logit raised by ln c. Sequences of 2^30 tokens cost what those of one token per
 // symbol cost.
 #ifndef WHET_LAB_THEOREM_H_
 #define WHET_LAB_THEOREM_H_

@@ -21,12 +21,12 @@ class TrainSeeds : public TemporaryFolder {
     recipe.steps = 20;
     recipe.batch = 4;
     std::atomic<std::int64_t> done{0};
-    const Watcher watcher{
+    const ProgressListener listener{
         .begin = [&](const std::string&, std::int64_t, std::int64_t before) { done = before; },
         .advance = [&](std::int64_t steps) { done += steps; },
         .end = [] {}};
     std::vector<std::string> contents;
-    for (const auto& run : train_seeds(path(name), recipe, 3, threads, watcher)) {
+    for (const auto& run : train_seeds(path(name), recipe, 3, threads, listener)) {
       contents.push_back(content_of(run.folder + "/checkpoint.safetensors"));
     }
     EXPECT_EQ(done, 60);

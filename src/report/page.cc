@@ -11,7 +11,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::string_view kPlace = "@data@";
+constexpr std::string_view kPlaceholder = "@data@";
 
 // JSON inside a script element: no < may begin its end. U+2028 and U+2029 end lines in older JavaScript.
 std::string inside_html(const std::string& json) {
@@ -37,10 +37,12 @@ std::string inside_html(const std::string& json) {
 
 }  // namespace
 
-Json page_data(const std::vector<Results>& runs, const Json& comparison) {
-  Json data{{"runs", Json::array()}, {"comparison", comparison}};
-  for (const Results& run : runs)
-    data["runs"].push_back({{"name", files::escaped(run.name)}, {"results", run.json}});
+Json page_data(const std::vector<results::NamedResults>& runs,
+               const std::vector<results::Comparison>& comparisons) {
+  Json data{{"runs", Json::array()}, {"comparison", nullptr}};
+  for (const results::NamedResults& run : runs)
+    data["runs"].push_back({{"name", files::escaped(run.name)}, {"results", to_json(run.results)}});
+  if (!comparisons.empty()) data["comparison"] = results::to_json(comparisons);
   return data;
 }
 
@@ -48,7 +50,7 @@ std::string html_page(const Json& data) {
   const auto bytes = page_template();
   std::string page(bytes.begin(), bytes.end());
   const std::string json = inside_html(data.dump());
-  return page.replace(page.find(kPlace), kPlace.size(), json);
+  return page.replace(page.find(kPlaceholder), kPlaceholder.size(), json);
 }
 
 }  // namespace whet::report

@@ -7,13 +7,14 @@
 #include <string>
 #include <vector>
 
-#include "report/results.h"
+#include "results/load.h"
 
 namespace whet::report {
 
-// What the page draws, also as JSON for others: "runs", each with "name" and "results", and "comparison", as
-// lab::compare() gives it (null for one run).
-nlohmann::ordered_json page_data(const std::vector<Results>& runs, const nlohmann::ordered_json& comparison);
+// What the page draws, also as JSON for others: "runs", each with "name" and "results", and "comparison",
+// null without any.
+nlohmann::ordered_json page_data(const std::vector<results::NamedResults>& runs,
+                                 const std::vector<results::Comparison>& comparisons);
 
 // Names in the data may hold markup: it is shown, never run.
 std::string html_page(const nlohmann::ordered_json& data);

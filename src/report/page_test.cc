@@ -1,10 +1,12 @@
-// The page carries any data, and no data can leave the place it has.
+// The page carries any data, and no data can leave its element.
 #include "report/page.h"
 
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
 #include <string>
+
+#include "results_example.h"
 
 namespace whet::report {
 namespace {
@@ -19,25 +21,25 @@ std::string data_in(const std::string& page) {
 }
 
 TEST(Page, CarriesItsDataAndNothingToFillIn) {
-  const Json data = page_data({{"run", {{"kind", "reproduction"}}}}, Json());
+  const Json data = page_data({{"run", results::example()}}, {});
   const std::string page = html_page(data);
-  EXPECT_EQ(Json::parse(data_in(page)), data);
-  for (const char* place : {"@data@", "@d3@", "@scripts@", "@licence@", "@page.css@"}) {
-    EXPECT_EQ(page.find(place), page.npos) << place;
+  EXPECT_EQ(Json::parse(data_in(page)).dump(), data.dump());
+  for (const char* placeholder : {"@data@", "@d3@", "@scripts@", "@licence@", "@page.css@"}) {
+    EXPECT_EQ(page.find(placeholder), page.npos) << placeholder;
   }
   EXPECT_NE(page.find("Mike Bostock"), page.npos);
 }
 
 TEST(Page, LetsNoNameOut) {
-  const Json data = page_data({{"</script><!--\xe2\x80\xa8&@data@", Json::object()}}, Json());
+  const Json data = page_data({{"</script><!--\xe2\x80\xa8&@data@", results::example()}}, {});
   const std::string text = data_in(html_page(data));
   EXPECT_EQ(text.find_first_of("<>&"), text.npos);
   EXPECT_EQ(text.find("\xe2\x80\xa8"), text.npos);
-  EXPECT_EQ(Json::parse(text), data);
+  EXPECT_EQ(Json::parse(text).dump(), data.dump());
 }
 
 TEST(Page, TakesNamesThatAreNoText) {
-  const Json data = page_data({{"\xff", Json::object()}}, Json());
+  const Json data = page_data({{"\xff", results::example()}}, {});
   EXPECT_EQ(Json::parse(data_in(html_page(data))).at("runs").at(0).at("name"), "\\xff");
 }
 

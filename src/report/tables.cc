@@ -1,10 +1,10 @@
 #include "report/tables.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <cstdio>
 #include <nlohmann/json.hpp>
-#include <vector>
 
 #include "files/text.h"
 #include "report/table.h"
@@ -12,7 +12,10 @@
 namespace whet::report {
 namespace {
 
-using Json = nlohmann::ordered_json;
+using results::Model;
+using results::Reproduction;
+using results::Size;
+using results::SizeSummary;
 
 template <typename... Values>
 std::string format(const char* pattern, Values... values) {
@@ -21,129 +24,137 @@ std::string format(const char* pattern, Values... values) {
   return text;
 }
 
-// JSON has no NaN: it is null there.
-double number(const Json& json) { return json.is_number() ? json.get<double>() : NAN; }
+std::string percent(double share) { return std::isnan(share) ? "-" : fixed(100 * share, 1); }
 
-std::string percent(const Json& share) {
-  return std::isnan(number(share)) ? "-" : fixed(100 * number(share), 1);
+std::string p_value(double p) { return std::isnan(p) ? "-" : format("%.1g", p); }
+
+std::string with_deviation(const results::RuleSummary* rule) {
+  if (rule == nullptr) return "-";
+  return percent(rule->accuracy) +
+         (std::isnan(rule->deviation) ? "" : " ±" + fixed(100 * rule->deviation, 1));
 }
 
-std::string p_value(const Json& p) { return std::isnan(number(p)) ? "-" : format("%.1g", number(p)); }
-
-std::string with_deviation(const Json& rule) {
-  const double deviation = number(rule.at("deviation"));
-  return percent(rule.at("accuracy")) + (std::isnan(deviation) ? "" : " ±" + fixed(100 * deviation, 1));
+std::string interval(const results::Difference& d) {
+  if (std::isnan(d.difference)) return "-";
+  const auto points = [](double share) { return fixed(100 * share, 2); };
+  return points(d.difference) + (std::isnan(d.low) ? "" : " [" + points(d.low) + ", " + points(d.high) + "]");
 }
 
-std::vector<std::string> rule_names(const Json& summary) {
+std::vector<std::string> rule_names(const std::vector<SizeSummary>& summary) {
   std::vector<std::string> names;
-  for (const auto& [name, ignored] : summary.at(0).at("rules").items()) names.push_back(name);
+  for (const auto& [name, ignored] : summary.front().rules) names.push_back(name);
   return names;
 }
 
-std::string accuracy_table(const Json& summary) {
+std::string accuracy_table(const std::vector<SizeSummary>& summary) {
   const std::vector<std::string> names = rule_names(summary);
   std::vector<std::string> head{"items"};
   head.insert(head.end(), names.begin(), names.end());
   Table table(head);
-  for (const Json& size : summary) {
-    std::vector<std::string> row{size.at("items").dump()};
-    for (const std::string& name : names) row.push_back(with_deviation(size.at("rules").at(name)));
+  for (const SizeSummary& size : summary) {
+    std::vector<std::string> row{std::to_string(size.items)};
+    for (const std::string& name : names) row.push_back(with_deviation(size.rules.find(name)));
     table.add(row);
   }
   return table.text();
 }
 
-// Table 1 of the paper beside ours.
-std::string paper_table(const Json& results) {
-  const Json& paper = results.at("paper");
+// Table 1 of the paper beside ours, at the sizes that both have.
+std::string paper_table(const Reproduction& results) {
   Table table({"items", "softmax", "paper's", "adaptive", "paper's", "p", "paper's"});
-  for (const Json& size : results.at("summary")) {
-    for (std::size_t i = 0; i < paper.at("items").size(); ++i) {
-      if (paper.at("items").at(i) != size.at("items") || !size.at("rules").contains("paper")) continue;
-      const Json& adaptive = size.at("rules").at("paper");
-      const Json unverified = paper.value("unverified", Json::array());
-      const bool read = std::find(unverified.begin(), unverified.end(), size.at("items")) == unverified.end();
-      table.add({size.at("items").dump() + (read ? "" : "*"), with_deviation(size.at("rules").at("softmax")),
-                 fixed(number(paper.at("softmax").at(i)), 1), with_deviation(adaptive),
-                 fixed(number(paper.at("paper").at(i)), 1), p_value(adaptive.at("against_softmax").at("p")),
-                 p_value(paper.at("p").at(i))});
-    }
+  for (const SizeSummary& size : results.summary) {
+    const auto line = std::ranges::find(results.paper, size.items, &results::PaperLine::items);
+    const results::RuleSummary* adaptive = size.rules.find("paper");
+    if (line == results.paper.end() || adaptive == nullptr) continue;
+    table.add({std::to_string(size.items), with_deviation(size.rules.find("softmax")),
+               fixed(line->softmax, 1), with_deviation(adaptive), fixed(line->paper, 1),
+               p_value(adaptive->against_softmax.p), p_value(line->p)});
   }
   return table.text();
 }
 
-std::string interval(const Json& difference) {
-  if (std::isnan(number(difference.at("low")))) return fixed(100 * number(difference.at("difference")), 2);
-  const auto points = [&](const char* field) { return fixed(100 * number(difference.at(field)), 2); };
-  return points("difference") + " [" + points("low") + ", " + points("high") + "]";
-}
-
-double mean_over_models(const Json& models, std::size_t size, const char* field) {
-  double sum = 0;
-  for (const Json& model : models) sum += number(model.at("sizes").at(size).at(field));
-  return sum / static_cast<double>(models.size());
+// Over the heads that have this size, of what `value` picks from it; NaN if none has.
+template <typename Value>
+double mean_over_heads(const std::vector<Model>& models, std::int64_t items, Value value) {
+  double sum = 0, count = 0;
+  for (const Model& model : models) {
+    const auto size = std::ranges::find(model.sizes, items, &Size::items);
+    if (size == model.sizes.end()) continue;
+    sum += value(*size);
+    ++count;
+  }
+  return sum / count;
 }
 
 // Where accuracy goes, in points.
-std::string loss_table(const Json& results) {
+std::string loss_table(const Reproduction& results) {
   Table table({"items", "lost to misranking", "offsets predict", "dispersion: softmax", "paper",
                "target_entropy - ceiling"});
-  for (std::size_t i = 0; i < results.at("summary").size(); ++i) {
-    const Json& rules = results.at("summary").at(i).at("rules");
-    const double ceiling = number(rules.at("hard").at("accuracy"));
-    const auto dispersion = [&](const char* rule) {
-      return rules.contains(rule) ? fixed(100 * (ceiling - number(rules.at(rule).at("accuracy"))), 1) : "-";
+  for (const SizeSummary& size : results.summary) {
+    const results::RuleSummary* hard = size.rules.find("hard");
+    const double ceiling = hard == nullptr ? NAN : hard->accuracy;
+    const auto dispersion = [&](const char* name) {
+      const results::RuleSummary* rule = size.rules.find(name);
+      return percent(rule == nullptr ? NAN : ceiling - rule->accuracy);
     };
-    table.add({results.at("summary").at(i).at("items").dump(), fixed(100 * (1 - ceiling), 1),
-               fixed(100 * (1 - mean_over_models(results.at("models"), i, "predicted")), 1),
+    const results::RuleSummary* held = size.rules.find("target_entropy");
+    const double predicted =
+        mean_over_heads(results.models, size.items, [](const Size& s) { return s.predicted; });
+    table.add({std::to_string(size.items), percent(1 - ceiling), percent(1 - predicted),
                dispersion("softmax"), dispersion("paper"),
-               rules.contains("target_entropy") ? interval(rules.at("target_entropy").at("against_ceiling"))
-                                                : "-"});
+               held == nullptr ? "-" : interval(held->against_ceiling)});
   }
   return table.text();
 }
 
-double mean_of_rule(const Json& models, std::size_t size, const std::string& rule, const char* field) {
-  double sum = 0;
-  for (const Json& model : models) sum += number(model.at("sizes").at(size).at("rules").at(rule).at(field));
-  return sum / static_cast<double>(models.size());
-}
-
-std::string entropy_table(const Json& results) {
-  const Json& models = results.at("models");
+std::string entropy_table(const Reproduction& results) {
   std::vector<std::string> head{"items", "H before"}, names;
-  for (const std::string& name : rule_names(results.at("summary"))) {
+  for (const std::string& name : rule_names(results.summary)) {
     if (name == "softmax" || name == "hard") continue;
     names.push_back(name);
     head.push_back(name + ": H, β, β>1");
   }
   Table table(head);
-  for (std::size_t i = 0; i < results.at("summary").size(); ++i) {
-    std::vector<std::string> row{results.at("summary").at(i).at("items").dump(),
-                                 fixed(mean_over_models(models, i, "entropy"), 3)};
+  for (const SizeSummary& size : results.summary) {
+    const auto mean = [&](auto value) { return mean_over_heads(results.models, size.items, value); };
+    std::vector<std::string> row{std::to_string(size.items),
+                                 fixed(mean([](const Size& s) { return s.entropy; }), 3)};
     for (const std::string& name : names) {
-      row.push_back(format("%.3f %.2f %.0f%%", mean_of_rule(models, i, name, "entropy"),
-                           mean_of_rule(models, i, name, "beta"),
-                           100 * mean_of_rule(models, i, name, "sharpened")));
+      const auto of_rule = [&](double results::RuleOutcome::*field) {
+        return mean([&](const Size& s) {
+          const results::RuleOutcome* outcome = s.rules.find(name);
+          return outcome == nullptr ? NAN : outcome->*field;
+        });
+      };
+      row.push_back(format("%.3f %.2f %.0f%%", of_rule(&results::RuleOutcome::entropy),
+                           of_rule(&results::RuleOutcome::beta),
+                           100 * of_rule(&results::RuleOutcome::sharpened)));
     }
     table.add(row);
   }
   return table.text();
 }
 
-std::string model_table(const Json& models) {
+// The number in a rule's name, "target-entropy:0.0625"; "-" if there is none.
+std::string target_of(const std::string* rule) {
+  const std::size_t colon = rule == nullptr ? std::string::npos : rule->find(':');
+  double target = 0;
+  if (colon == std::string::npos ||
+      std::from_chars(rule->data() + colon + 1, rule->data() + rule->size(), target).ec != std::errc()) {
+    return "-";
+  }
+  return fixed(target, 4);
+}
+
+std::string model_table(const std::vector<Model>& models) {
   Table table({"seed", "steps", "slope", "offsets' deviation", "resolution n*", "target entropy",
                "refit: points", "R²"});
-  for (const Json& model : models) {
-    const Json& diagnosis = model.at("diagnosis");
-    const Json& fit = model.at("fit");
-    const std::string target = model.at("rules").value("target_entropy", "-");
-    table.add({model.at("seed").dump(), model.at("step").dump(), fixed(number(diagnosis.at("slope")), 1),
-               fixed(number(diagnosis.at("deviation")), 4), fixed(number(diagnosis.at("resolution")), 0),
-               target == "-" ? target : fixed(std::stod(target.substr(target.find(':') + 1)), 4),
-               fit.is_null() ? "-" : fit.at("points").dump(),
-               fit.is_null() ? "-" : fixed(number(fit.at("r_squared")), 2)});
+  for (const Model& model : models) {
+    const results::Diagnosis& d = model.diagnosis;
+    table.add({std::to_string(model.seed), std::to_string(model.step), fixed(d.slope, 1),
+               fixed(d.deviation, 4), fixed(d.resolution, 0), target_of(model.rules.find("target_entropy")),
+               model.fit ? std::to_string(model.fit->points) : "-",
+               model.fit ? fixed(model.fit->r_squared, 2) : "-"});
   }
   return table.text();
 }
@@ -155,36 +166,38 @@ std::string csv_text(const std::string& text) {
   return quoted + "\"";
 }
 
+// The shortest text that reads back as this number; NaN is null.
+std::string csv_number(double value) { return nlohmann::json(value).dump(); }
+
 }  // namespace
 
-std::string markdown_tables(const Json& results) {
+std::string markdown_tables(const Reproduction& results) {
   std::string text = "## Accuracy, % of sets (mean ± standard deviation over " +
-                     std::to_string(results.at("models").size()) + " head" +
-                     (results.at("models").size() == 1 ? "" : "s") + "; hard is the ceiling)\n\n" +
-                     accuracy_table(results.at("summary"));
-  text += "\n## The paper's Table 1 beside this run (*: the paper's numbers recalled, not read)\n\n" +
-          paper_table(results);
+                     std::to_string(results.models.size()) + " head" +
+                     (results.models.size() == 1 ? "" : "s") + "; hard is the ceiling)\n\n" +
+                     accuracy_table(results.summary);
+  text += "\n## The paper's Table 1 beside this run\n\n" + paper_table(results);
   text += "\n## Where the rest goes, in points of accuracy\n\n" + loss_table(results);
   text += "\n## Entropy in nats, inverse temperature, share of rows sharpened\n\n" + entropy_table(results);
-  if (results.contains("calibrated_summary")) {
-    text += "\n## Keys calibrated, told the classes\n\n" +
-            accuracy_table(results.at("calibrated_summary").at("classes"));
-    text += "\n## Keys calibrated from pairs, not told the classes\n\n" +
-            accuracy_table(results.at("calibrated_summary").at("pairs"));
+  if (results.calibrated_summary) {
+    text +=
+        "\n## Keys calibrated with class labels\n\n" + accuracy_table(results.calibrated_summary->classes);
+    text += "\n## Keys calibrated from pairs, without class labels\n\n" +
+            accuracy_table(results.calibrated_summary->pairs);
   }
-  text += "\n## Heads\n\n" + model_table(results.at("models"));
+  text += "\n## Heads\n\n" + model_table(results.models);
   return text;
 }
 
-std::string csv_table(const Json& results) {
+std::string csv_table(const Reproduction& results) {
   std::string text = "seed,items,sets,rule,accuracy,beta,sharpened,entropy,peak\n";
-  for (const Json& model : results.at("models")) {
-    for (const Json& size : model.at("sizes")) {
-      for (const auto& [name, rule] : size.at("rules").items()) {
-        text += model.at("seed").dump() + "," + size.at("items").dump() + "," + size.at("sets").dump() + "," +
-                csv_text(name);
-        for (const char* field : {"accuracy", "beta", "sharpened", "entropy", "peak"})
-          text += "," + rule.at(field).dump();
+  for (const Model& model : results.models) {
+    for (const Size& size : model.sizes) {
+      for (const auto& [name, rule] : size.rules) {
+        text += std::to_string(model.seed) + "," + std::to_string(size.items) + "," +
+                std::to_string(size.sets) + "," + csv_text(name);
+        for (const double value : {rule.accuracy, rule.beta, rule.sharpened, rule.entropy, rule.peak})
+          text += "," + csv_number(value);
         text += "\n";
       }
     }
@@ -196,55 +209,47 @@ std::string csv_table(const Json& results) {
 
 namespace {
 
-const Json* size_of(const Json& results, const Json& items) {
-  for (const Json& size : results.at("summary")) {
-    if (size.at("items") == items) return &size;
-  }
-  return nullptr;
-}
-
-std::string accuracy_at(const Json& results, const Json& items, const std::string& rule) {
-  const Json* size = size_of(results, items);
-  return size != nullptr && size->at("rules").contains(rule) ? with_deviation(size->at("rules").at(rule))
-                                                             : "-";
+std::string accuracy_at(const results::NamedResults& run, std::int64_t items, const std::string& rule) {
+  const auto& summary = std::get<Reproduction>(run.results).summary;
+  const auto size = std::ranges::find(summary, items, &SizeSummary::items);
+  return size == summary.end() ? "-" : with_deviation(size->rules.find(rule));
 }
 
 // Rules that every size of the comparison has.
-std::vector<std::string> common_rules(const Json& sizes) {
+std::vector<std::string> common_rules(const std::vector<results::SizeComparison>& sizes) {
   std::vector<std::string> names;
-  for (const auto& entry : sizes.at(0).at("rules").items()) {
-    const std::string& name = entry.key();
-    if (std::all_of(sizes.begin(), sizes.end(), [&](const Json& s) { return s.at("rules").contains(name); }))
+  for (const auto& entry : sizes.front().rules) {
+    const std::string& name = entry.first;
+    if (std::ranges::all_of(sizes, [&](const auto& size) { return size.rules.find(name) != nullptr; }))
       names.push_back(name);
   }
   return names;
 }
 
-std::string difference_table(const Json& base, const Json& other, const Json& sizes,
-                             const std::string& rule) {
-  const std::string first = base.at("name"), second = other.at("name");
-  Table table({"items", first, second, "difference [95 % interval]", "p"});
-  for (const Json& size : sizes) {
-    const Json& test = size.at("rules").at(rule);
-    table.add({size.at("items").dump(), accuracy_at(base.at("results"), size.at("items"), rule),
-               accuracy_at(other.at("results"), size.at("items"), rule),
-               test.is_null() ? "-" : interval(test), test.is_null() ? "-" : p_value(test.at("p"))});
+std::string difference_table(const results::NamedResults& base, const results::NamedResults& other,
+                             const std::vector<results::SizeComparison>& sizes, const std::string& rule) {
+  Table table({"items", base.name, other.name, "difference [95 % interval]", "p"});
+  for (const results::SizeComparison& size : sizes) {
+    const results::Difference& test = *size.rules.find(rule);
+    table.add({std::to_string(size.items), accuracy_at(base, size.items, rule),
+               accuracy_at(other, size.items, rule), interval(test), p_value(test.p)});
   }
   return table.text();
 }
 
 }  // namespace
 
-std::string markdown_comparison(const Json& data) {
+std::string markdown_comparison(const std::vector<results::NamedResults>& runs,
+                                const std::vector<results::Comparison>& comparisons) {
   std::string text;
-  for (const Json& comparison : data.at("comparison")) {
-    const Json& base = data.at("runs").at(comparison.at("against").get<std::size_t>());
-    const Json& other = data.at("runs").at(comparison.at("run").get<std::size_t>());
-    const Json& sizes = comparison.at("sizes");
-    text += (text.empty() ? "" : "\n") + std::string("## ") + other.at("name").get<std::string>() +
-            " against " + base.at("name").get<std::string>() + ", % of sets; difference in points, " +
-            (comparison.at("seeds") == 0 ? "no seed in common, so no test"
-                                         : "paired over " + comparison.at("seeds").dump() + " seeds") +
+  for (const results::Comparison& comparison : comparisons) {
+    const results::NamedResults& base = runs[static_cast<std::size_t>(comparison.against)];
+    const results::NamedResults& other = runs[static_cast<std::size_t>(comparison.run)];
+    const auto& sizes = comparison.sizes;
+    text += (text.empty() ? "" : "\n") + std::string("## ") + files::escaped(other.name) + " against " +
+            files::escaped(base.name) + ", % of sets; difference in points, " +
+            (comparison.seeds == 0 ? "no seed in common, so no test"
+                                   : "paired over " + std::to_string(comparison.seeds) + " seeds") +
             "\n";
     if (sizes.empty()) text += "\nNo size in common.\n";
     for (const std::string& rule : sizes.empty() ? std::vector<std::string>() : common_rules(sizes)) {

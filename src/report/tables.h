@@ -1,21 +1,23 @@
-// Results as tables: what a person reads on a terminal or in a file, from results.json alone
-// (docs/results.md).
+// Results as tables: what a person reads on a terminal or in a file, from results alone.
 #ifndef WHET_REPORT_TABLES_H_
 #define WHET_REPORT_TABLES_H_
 
-#include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
+
+#include "results/load.h"
 
 namespace whet::report {
 
 // Markdown, aligned so that it also reads well on a terminal.
-std::string markdown_tables(const nlohmann::ordered_json& results);
+std::string markdown_tables(const results::Reproduction& results);
 
-// One line a model, size and rule: seed,items,sets,rule,accuracy,beta,sharpened,entropy,peak.
-std::string csv_table(const nlohmann::ordered_json& results);
+// One line per head, size and rule: seed,items,sets,rule,accuracy,beta,sharpened,entropy,peak.
+std::string csv_table(const results::Reproduction& results);
 
-// Several runs: page_data() of theirs, every other run against the first.
-std::string markdown_comparison(const nlohmann::ordered_json& data);
+// Several runs of kind reproduction, every other one against the first.
+std::string markdown_comparison(const std::vector<results::NamedResults>& runs,
+                                const std::vector<results::Comparison>& comparisons);
 
 }  // namespace whet::report
 

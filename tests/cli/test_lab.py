@@ -212,7 +212,7 @@ def test_results_hold_together(reproduced):
     assert names(folder) == ["report.html", "results.json", "seed-0", "seed-1", "tables.csv", "tables.md"]
     results = json.loads((folder / "results.json").read_text())
     assert results["schema"] == "whet results" and results["version"] == 1 and results["kind"] == "reproduction"
-    assert results["made"]["command"].startswith("whet reproduce ") and results["made"]["whet"] == "0.1.0"
+    assert results["provenance"]["command"].startswith("whet reproduce ") and results["provenance"]["whet"] == "0.1.0"
     assert [m["seed"] for m in results["models"]] == [0, 1]
     for size, items in zip(results["summary"], [16, 64], strict=True):
         assert size["items"] == items and size["sets"] == SETS
@@ -259,19 +259,19 @@ def test_threads_change_nothing_and_a_second_run_is_the_first(reproduced, tmp_pa
     assert content(tmp_path / "other/seed-1") == content(folder / "seed-1")
 
 
-def test_what_was_found_of_a_head_is_kept_and_never_trusted(tmp_path):
+def test_results_of_a_head_are_cached_and_never_trusted(tmp_path):
     folder = tmp_path / "run"
     command = ["reproduce", folder, "--seeds", 2, "--steps", 20, "--batch", 4, "--sizes", 16, "--no-calibration", "--sets"]
     tables = run(*command, 4).stdout
-    kept = folder / "seed-1/evaluation.json"
-    text, stamp = kept.read_text(), kept.stat().st_mtime_ns
-    assert tables and run(*command, 4).stdout == tables and kept.stat().st_mtime_ns == stamp  # not found again
+    cache = folder / "seed-1/evaluation.json"
+    text, stamp = cache.read_text(), cache.stat().st_mtime_ns
+    assert tables and run(*command, 4).stdout == tables and cache.stat().st_mtime_ns == stamp  # not evaluated again
     accuracy = re.search(r'"accuracy":(\d[.\d]*)', text)
     for damaged in (text[:-20], "[]", DEEP, text[:accuracy.start(1)] + "0.125" + text[accuracy.end(1):], text + " " * (65 << 20)):
-        kept.write_text(damaged)
+        cache.write_text(damaged)
         assert run(*command, 4).stdout == tables
-        assert kept.read_text() == text
-    assert run(*command, 5).returncode == 0 and kept.read_text() != text  # of other circumstances
+        assert cache.read_text() == text
+    assert run(*command, 5).returncode == 0 and cache.read_text() != text  # under another key
 
 
 def test_eval_of_one_head_knows_no_deviation(trained, here):
@@ -349,7 +349,7 @@ def test_names_that_are_no_utf8_are_shown_escaped(trained, here):
     assert "| polynomial:bad\\xff |" in result.stdout and "Written to bad\\xff x: " in result.stderr
     results = json.loads((here / f"{name} x/results.json").read_text())
     assert "polynomial:bad\\xff" in results["summary"][0]["rules"]
-    command = results["made"]["command"]
+    command = results["provenance"]["command"]
     assert command.startswith("whet reproduce $'bad\\xff x' ") and command.endswith("$'polynomial:bad\\xff'")
     words = subprocess.run(["bash", "-c", f"printf '%s\\n' {command}"], capture_output=True, check=True).stdout
     assert words.split(b"\n")[2] == b"bad\xff x"
@@ -457,7 +457,13 @@ def test_wrong_runs_and_sizes_are_named(trained, here):
             refused(2, command, trained, other, saying=f"the same head twice, as {trained} and as {other}; name each once")
     os.remove("link")
     shutil.rmtree("copy")
-    refused(2, "fit", trained, "--out", trained / "config.json", saying="is a file of the run itself; name another file")
+    before = content(trained)
+    for name in ("config.json", "checkpoint.safetensors", "metrics.jsonl", "evaluation.json"):
+        own = trained / name
+        refused(2, "fit", trained, "--out", own, saying=f"--out: {own} is a file of the run itself; name another file")
+        refused(2, "eval", trained, "--sets", 2, "--save-sets", own, saying=f"--save-sets: {own} is a file of the run itself")
+        refused(2, "bench", "train", "--quick", "--run", trained, "--keep", own, saying=f"--keep: {own} is a file of the run itself")
+    assert content(trained) == before
     refused(2, "fit", trained, "--sizes", "0", saying="sizes: has 0")
     refused(2, "fit", trained, "--sets=-1", saying="sets: is -1")
     refused(2, "fit", trained, "--sizes", "16", "--sets", "2", saying="misranks only")

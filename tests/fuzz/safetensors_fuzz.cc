@@ -19,7 +19,7 @@ void check(bool holds) {
 
 void check_header(const whet::files::SafetensorsHeader& header, std::size_t file_size) {
   std::uint64_t total = header.data_offset;
-  for (const whet::files::TensorPlace& tensor : header.tensors) {
+  for (const whet::files::TensorRange& tensor : header.tensors) {
     std::uint64_t bytes = whet::files::tensor_item_bytes(tensor.type);
     for (const std::int64_t size : tensor.sizes) {
       check(size >= 0);

@@ -43,14 +43,14 @@ def mount(folder, *options):
 
 
 def content(folder):
-    """Every file by name: its hash, or for results.json what it says but for when and how it was made."""
+    """Every file by name: its hash, or for results.json what it says without its provenance."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_dir() or path.name == "report.html":
             continue
         if path.name == "results.json":
             results = json.loads(path.read_text())
-            results.pop("made")
+            results.pop("provenance")
             found[str(path.relative_to(folder))] = json.dumps(results, sort_keys=True)
         else:
             found[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()

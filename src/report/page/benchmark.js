@@ -13,25 +13,21 @@ function drawBenchmarks({ runs }) {
   const origin = section("How it was measured");
   for (const run of runs) {
     if (runs.length > 1) origin.append(element("h3", {}, run.name));
-    origin.append(facts({ command: run.results.command ?? "–", ...run.results.facts }));
+    origin.append(facts({ ...run.results.provenance, ...run.results.facts }));
   }
 }
 
-const cellText = (value) => String(value ?? "–");
 const keeps = (bar) => (bar.at_most ? bar.value <= bar.limit : bar.value >= bar.limit);
 
-const sectionsOf = (run) =>
-  list(run.results.sections)
-    .filter((s) => s !== null && typeof s === "object")
-    .map((s) => ({ ...s, title: cellText(s.title) }));
-const barsIn = (section) => list(section.bars).filter((bar) => isNumber(bar?.value) && isNumber(bar.limit) && bar.value > 0 && bar.limit > 0);
+const sectionsOf = (run) => run.results.sections;
+const barsIn = (section) => section.bars.filter((bar) => bar.value > 0 && bar.limit > 0);
 
 function barsOf(runs, title) {
   return runs.flatMap((run, i) =>
     sectionsOf(run)
       .filter((s) => s.title === title)
       .flatMap(barsIn)
-      .map((bar) => ({ ...bar, text: cellText(bar.text), run: i })),
+      .map((bar) => ({ ...bar, run: i })),
   );
 }
 
@@ -42,7 +38,7 @@ function addBars(runs, title, id) {
   addFigure(made, {
     id,
     title: `${bars.filter(keeps).length} of ${bars.length} limits kept`,
-    alt: "A dot a ratio on a logarithmic axis; the line across its row is the limit.",
+    alt: "One dot per ratio on a logarithmic axis; the line across its row is the limit.",
     draw: (svg, width) => drawBars(svg, width, runs, bars),
     rows: () => [
       ["run", "ratio of", "value", "limit", "at most"],
@@ -51,15 +47,15 @@ function addBars(runs, title, id) {
   });
   for (const run of runs) {
     const measured = sectionsOf(run).find((s) => s.title === title);
-    if (!list(measured?.headers).length) continue;
+    if (!measured?.headers.length) continue;
     const caption = runs.length > 1 ? `${title}, ${run.name}` : title;
     made.append(
       element(
         "details",
         {},
         element("summary", {}, `Every measurement${runs.length > 1 ? `, ${run.name}` : ""}`),
-        measured.note ? element("p", { class: "note" }, String(measured.note)) : null,
-        table(caption, measured.headers.map(cellText), list(measured.rows).map((row) => list(row).map(cellText))),
+        element("p", { class: "note" }, measured.note),
+        table(caption, measured.headers, measured.rows),
       ),
     );
   }

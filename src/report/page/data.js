@@ -1,6 +1,5 @@
-// What results.json holds (docs/results.md), in the shapes that figures need. Anything may be missing.
-
-const VERSION = 1; // the newest this page knows
+// What results hold (src/results/results.h), in the shapes that figures need. Any number may be null, and any rule
+// may be missing.
 
 // Object.hasOwn, not `in`: a rule may be called "constructor".
 const own = (object, key) => (object && Object.hasOwn(object, key) ? object[key] : undefined);
@@ -39,9 +38,9 @@ const CEILING_LOOK = { colour: "--ink", dash: null, symbol: null, wide: true };
 const LIMIT_LOOK = { colour: "--ink", dash: "5 4", symbol: null };
 // Beyond eight, the colours again with other dashes and markers.
 function look(index) {
-  const [place, round] = [index % LOOKS.length, Math.floor(index / LOOKS.length)];
-  const shifted = (step) => LOOKS[(place + step * round) % LOOKS.length];
-  return { colour: LOOKS[place].colour, dash: shifted(3).dash, symbol: shifted(5).symbol };
+  const [column, round] = [index % LOOKS.length, Math.floor(index / LOOKS.length)];
+  const shifted = (step) => LOOKS[(column + step * round) % LOOKS.length];
+  return { colour: LOOKS[column].colour, dash: shifted(3).dash, symbol: shifted(5).symbol };
 }
 
 function ruleLook(rule, others = []) {

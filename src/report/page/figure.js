@@ -91,9 +91,9 @@ function hoverOf(plot, tip, svg) {
     tip.hidden = false;
     svg.selectAll(".cursor").remove();
     state.mark(svg.append("g").attr("class", "cursor"), target);
-    const room = plot.clientWidth - tip.offsetWidth;
-    const beside = target.x + 14 <= room ? target.x + 14 : target.x - tip.offsetWidth - 14;
-    tip.style.left = `${Math.max(0, Math.min(room, beside))}px`;
+    const right = plot.clientWidth - tip.offsetWidth; // the farthest that fits
+    const beside = target.x + 14 <= right ? target.x + 14 : target.x - tip.offsetWidth - 14;
+    tip.style.left = `${Math.max(0, Math.min(right, beside))}px`;
     tip.style.top = `${Math.max(0, Math.min(target.y ?? 30, plot.clientHeight - tip.offsetHeight))}px`;
   };
   plot.addEventListener("pointermove", (event) => {

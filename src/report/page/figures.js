@@ -1,4 +1,4 @@
-// The figures of a reproduction. Of one run: a curve a rule. Of several: a curve a run, the rule by a switch.
+// The figures of a reproduction. Of one run: one curve per rule. Of several: one curve per run, the rule by a switch.
 
 const ITEMS = { label: "items in a set", log: true, base: 2, sizes: true };
 
@@ -349,7 +349,7 @@ function addLargestWeight(parent, runs) {
 
 // ---- calibrated heads
 
-const CALIBRATIONS = { classes: "keys calibrated, told the classes", pairs: "keys calibrated from pairs" };
+const CALIBRATIONS = { classes: "keys calibrated with class labels", pairs: "keys calibrated from pairs" };
 
 function addCalibrated(parent, runs) {
   const run = runs[0];
@@ -394,7 +394,7 @@ function addTraining(parent, runs) {
     addLines(pair, {
       id,
       title,
-      alt: "A curve a head, against steps of training.",
+      alt: "One curve per head, against steps of training.",
       x: { label: "steps", title: (step) => `step ${count(step)}` },
       y: axis,
       series: () =>

@@ -1,4 +1,4 @@
-// Where the weights go: 32 sets a panel, one a row, their 16 items of largest priority, the largest first. What a
+// Where the weights go: 32 sets per panel, one per row, their 16 items of largest priority, the largest first. What a
 // head should do is one strong column at the left.
 
 function addHeatMap(parent, runs) {
@@ -31,7 +31,7 @@ function addHeatMap(parent, runs) {
     id: "heat-map",
     title: () => heatTitle(panels(), sizes[state.size]),
     note:
-      "One row a set, one column an item, the largest at the left: a sharp head is one strong column. " +
+      "One row per set, one column per item, the largest at the left: a sharp head is one strong column. " +
       "Weights of the first head of a run.",
     alt: () => panels().map((p) => `${p.name}: the largest item gets ${short(p.first)} on average.`).join(" "),
     controls: [

@@ -65,11 +65,11 @@ function scaleOf(axis, values, range) {
   return d3.scaleLog().base(axis.base ?? 10).domain([low, high]).range(range).clamp(true);
 }
 
-// Of sizes that double, as many as have room, the largest among them.
-function sizeTicks(values, scale, room) {
+// Of sizes that double, as many as fit, the largest among them.
+function sizeTicks(values, scale, width) {
   const kept = [];
   for (const value of [...values].reverse()) {
-    if (!kept.length || Math.abs(scale(kept[kept.length - 1]) - scale(value)) >= room) kept.push(value);
+    if (!kept.length || Math.abs(scale(kept[kept.length - 1]) - scale(value)) >= width) kept.push(value);
   }
   return kept.reverse();
 }
@@ -103,7 +103,7 @@ function drawAxes(svg, spec, x, y, { width, height, top, values }) {
     .attr("x2", width - MARGIN.right)
     .attr("y1", y)
     .attr("y2", y);
-  const axis = (made, place) => svg.append("g").attr("class", "axis").attr("transform", place).call(made);
+  const axis = (made, transform) => svg.append("g").attr("class", "axis").attr("transform", transform).call(made);
   axis(d3.axisBottom(x).tickValues(xTicks).tickFormat(spec.x.sizes ? count : short).tickSize(5), `translate(0,${height - MARGIN.bottom})`);
   axis(d3.axisLeft(y).tickValues(yTicks).tickFormat(spec.y.tick ?? short).tickSize(0).tickPadding(6), `translate(${MARGIN.left},0)`).select(".domain").remove();
   keepInside(svg, width);
@@ -175,7 +175,7 @@ function drawCurve(svg, series, x, y) {
 // Rows of samples and names; returns its height.
 function drawLegend(svg, series, width, dotsName) {
   let [left, row] = [0, 0];
-  const place = (name, draw) => {
+  const add = (name, draw) => {
     const item = svg.append("g");
     draw(item);
     const label = item.append("text").attr("x", 30).attr("y", 4).text(name);
@@ -188,21 +188,21 @@ function drawLegend(svg, series, width, dotsName) {
   if (series.length === 1 && !dotsName) return 0; // the title says what it is
   for (const s of series) {
     const { name, look: l, smooth } = s;
-    place(name, (item) => {
+    add(name, (item) => {
       item.append("path").attr("class", curveClass(s)).style("stroke", `var(${l.colour})`).attr("stroke-dasharray", l.dash).attr("d", "M0,0H25");
       if (l.symbol && !smooth) {
         item.append("path").attr("class", "marker").style("stroke", `var(${l.colour})`).attr("d", d3.symbol().type(l.symbol).size(34)).attr("transform", "translate(12.5,0)");
       }
     });
   }
-  if (dotsName) place(dotsName, (item) => item.append("circle").attr("class", "dot").attr("cx", 12.5).attr("r", 3));
+  if (dotsName) add(dotsName, (item) => item.append("circle").attr("class", "dot").attr("cx", 12.5).attr("r", 3));
   return left > 0 ? (row + 1) * LEGEND_ROW : 0;
 }
 
 // Names come from files and may be of any length.
-function shorten(label, room) {
+function shorten(label, width) {
   let name = label.text();
-  while (name.length > 4 && label.node().getComputedTextLength() > room) {
+  while (name.length > 4 && label.node().getComputedTextLength() > width) {
     name = name.slice(0, -2);
     label.text(`${name}…`);
   }

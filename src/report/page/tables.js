@@ -1,4 +1,4 @@
-// Tables of a reproduction, and what made it.
+// Tables of a reproduction, and its provenance.
 
 // head: cells or rows of cells; a cell is text or {text, class, span, ...data attributes}.
 function table(caption, head, rows) {
@@ -20,17 +20,15 @@ function table(caption, head, rows) {
 // ---- Table 1 of the paper beside ours
 
 function addPaperTable(parent, run) {
-  const paper = run.results.paper;
-  const rows = list(paper?.items)
-    .map((items, i) => ({ i, items, size: summaryOf(run).find((size) => size.items === items) }))
+  const rows = list(run.results.paper)
+    .map((line) => ({ line, size: summaryOf(run).find((size) => size.items === line.items) }))
     .filter(({ size }) => own(size?.rules, "paper") && own(size?.rules, "softmax"));
   if (rows.length === 0) {
     const lacks = rulesOf(run).includes("paper") ? "The paper’s Table 1 has none of these sizes." : "These results lack the paper’s rule.";
     parent.append(element("p", {}, lacks));
     return;
   }
-  const recalled = rows.some(({ items }) => list(paper.unverified).includes(items));
-  const marked = rows.flatMap(({ i, size }) => ["softmax", "paper"].map((rule) => beyond(own(size.rules, rule), paper[rule]?.[i])));
+  const marked = rows.flatMap(({ line, size }) => ["softmax", "paper"].map((rule) => beyond(own(size.rules, rule), line[rule])));
   parent.append(
     element("p", { class: "note" }, tableVerdict(marked, run)),
     table(
@@ -39,15 +37,14 @@ function addPaperTable(parent, run) {
         ["", { text: "softmax", span: 2, class: "group" }, { text: "paper’s rule", span: 2, class: "group" }, { text: "p, paired", span: 2, class: "group" }],
         ["items", "here", "paper", "here", "paper", "here", "paper"],
       ],
-      rows.map(({ i, items, size }) => [
-        count(items) + (list(paper.unverified).includes(items) ? "*" : ""),
-        ...["softmax", "paper"].flatMap((rule) => [ourCell(size, rule, paper[rule]?.[i]), theirs(paper[rule]?.[i], 1)]),
-        { text: pValue(own(size.rules, "paper").against_softmax?.p), "data-items": items, "data-field": "p" },
-        { text: pValue(paper.p?.[i]), class: "theirs" },
+      rows.map(({ line, size }) => [
+        count(line.items),
+        ...["softmax", "paper"].flatMap((rule) => [ourCell(size, rule, line[rule]), theirs(line[rule], 1)]),
+        { text: pValue(own(size.rules, "paper").against_softmax?.p), "data-items": line.items, "data-field": "p" },
+        { text: pValue(line.p), class: "theirs" },
       ]),
     ),
   );
-  if (recalled) parent.append(element("p", { class: "note" }, "* The paper’s numbers of this size were recalled, not read."));
 }
 
 function tableVerdict(marked, run) {
@@ -107,13 +104,13 @@ function addComparisonTable(parent, data) {
   const comparisons = list(data.comparison);
   const rules = commonRules(data.runs);
   if (comparisons.length === 0 || rules.length === 0) return;
-  const place = element("div");
-  const show = (rule) => place.replaceChildren(...comparisons.map((c) => differenceTable(data.runs, c, rule)));
+  const tables = element("div");
+  const show = (rule) => tables.replaceChildren(...comparisons.map((c) => differenceTable(data.runs, c, rule)));
   const first = ["target_entropy", "paper", "softmax"].find((rule) => rules.includes(rule)) ?? rules[0];
   parent.append(
     element("p", { class: "note" }, "Every run against the first, over the heads that share a seed. Marked: p below 0.05."),
     element("div", { class: "controls" }, choice("Rule", rules.map((rule) => [rule, ruleName(rule)]), first, show)),
-    place,
+    tables,
   );
   show(first);
 }
@@ -195,7 +192,7 @@ function addOrigin(parent, runs) {
       element(
         "div",
         { class: "facts" },
-        group("Run", facts({ ...run.results.made, seeds: modelsOf(run).map((model) => model.seed).join(", ") })),
+        group("Run", facts({ ...run.results.provenance, seeds: modelsOf(run).map((model) => model.seed).join(", ") })),
         group("Recipe", marked(recipeOf)),
         group("Evaluation", marked(({ results }) => results.options ?? {})),
       ),

@@ -16,7 +16,7 @@ const points = (share) => (isNumber(share) ? signed(fixed(100 * share, 1)) : "â€
 const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
 const plural = (n, one, many = one + "s") => `${count(n)} ${n === 1 ? one : many}`;
 
-// Three digits that count, without an exponent where there is room.
+// Three digits that count, without an exponent where that is short.
 function short(x) {
   if (!isNumber(x)) return "â€“";
   if (x === 0) return "0";

@@ -1,4 +1,4 @@
-"""What keeps the house in order: layers, documents, nothing of this machine."""
+"""How the repository is laid out: layers of folders, documents that are true, nothing of this machine."""
 
 import os
 import re
@@ -11,15 +11,16 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = Path(os.environ["WHET_BUILD"])
 
-# Arrows point one way: a room may include itself and what stands here.
+# Includes point one way: a folder of src may include these.
 LAYERS = {
     "core": {"core"},
     "kernels": {"kernels", "core"},
     "c_api": {"c_api", "core"},
     "files": {"files"},
-    "lab": {"lab", "files", "kernels", "core"},
-    "report": {"report", "files"},
-    "cli": {"cli", "lab", "report", "files"},
+    "results": {"results", "files"},
+    "lab": {"lab", "results", "files", "kernels", "core"},
+    "report": {"report", "results", "files"},
+    "cli": {"cli", "lab", "report", "results", "files"},
 }
 
 
@@ -31,11 +32,11 @@ def sources(*suffixes: str) -> list[Path]:
 def test_layers():
     wrong = []
     for path in sources(".cc", ".h"):
-        room = path.relative_to(ROOT).parts
-        if room[0] != "src" or path.name.endswith("_test.cc"):
+        folder = path.relative_to(ROOT).parts
+        if folder[0] != "src" or path.name.endswith("_test.cc"):
             continue
         for include in re.findall(r'#include "([a-z_]+)/', path.read_text()):
-            if include not in LAYERS[room[1]]:
+            if include not in LAYERS[folder[1]]:
                 wrong.append(f"{path.relative_to(ROOT)} includes {include}/")
     assert not wrong
 
@@ -101,7 +102,7 @@ def test_commands_in_documents_run(page, tmp_path):
 def test_nothing_of_this_machine():
     needle = re.compile(r"/(root|home|work)/|https?://(?!arxiv|opensource)[a-z0-9.-]*(pypi|debian|anaconda)", re.I)
     for path in sources(".cc", ".h", ".c", ".py", ".md", ".txt", ".sh", ".json", ".toml", ".pyi", "Makefile"):
-        if path.name != "test_house.py":
+        if path.name != "test_layout.py":
             assert not needle.search(path.read_text()), path.relative_to(ROOT)
 
 

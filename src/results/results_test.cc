@@ -1,0 +1,143 @@
+// results.json is what the structs say: both ways bit for bit, and every wrong field named.
+#include "results/results.h"
+
+#include <gtest/gtest.h>
+#include <whet/error.h>
+
+#include <cmath>
+#include <filesystem>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "files/json.h"
+
+#include "results/load.h"
+#include "results_example.h"
+
+namespace whet::results {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string error_of(const Json& json) {
+  try {
+    results_from_json(json);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "";
+}
+
+TEST(Results, ComeBackFromJson) {
+  for (const Results& results : {Results(example()), Results(benchmark_example())}) {
+    const Json json = Json::parse(to_json(results).dump());
+    EXPECT_EQ(to_json(results_from_json(json)).dump(), json.dump());
+  }
+}
+
+TEST(Results, HaveNullForWhatIsNotFinite) {
+  Reproduction results = example();
+  results.models[0].diagnosis.resolution = INFINITY;
+  const Json json = Json::parse(to_json(results).dump());
+  EXPECT_TRUE(json.at("models").at(0).at("diagnosis").at("resolution").is_null());
+  EXPECT_TRUE(json.at("summary").at(0).at("rules").at("softmax").at("against_softmax").at("p").is_null());
+  const auto back = std::get<Reproduction>(results_from_json(json));
+  EXPECT_TRUE(std::isnan(back.models[0].diagnosis.resolution));
+}
+
+TEST(Results, LackWhatAHeadDoesNotHave) {
+  const Json model = to_json(example()).at("models").at(0);
+  EXPECT_FALSE(model.contains("fit") || model.contains("edit") || model.contains("calibrated"));
+}
+
+// The names of `json`'s fields that aren't data (a rule's, a fact's), wherever they are.
+void collect_keys(const Json& json, std::vector<std::string>& keys) {
+  for (const auto& [name, value] : json.items()) {
+    if (json.is_object()) keys.push_back(name);
+    if (value.is_structured() && name != "facts") collect_keys(value, keys);
+  }
+}
+
+TEST(Results, HaveKeysInSnakeCase) {
+  std::vector<std::string> keys;
+  for (const Results& results : {Results(example()), Results(benchmark_example())})
+    collect_keys(to_json(results), keys);
+  ASSERT_GT(keys.size(), 50U);
+  for (const std::string& key : keys)
+    EXPECT_EQ(key.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_"), key.npos) << key;
+}
+
+// Every field of every object on the way to a leaf is either there or an error that names it.
+TEST(Results, NameTheFieldThatIsMissing) {
+  const Json whole = to_json(example());
+  for (const auto& [path, name] : std::vector<std::pair<std::string, std::string>>{
+           {"/provenance", "provenance"},
+           {"/provenance/command", "provenance.command"},
+           {"/options/precision", "options.precision"},
+           {"/paper/0/softmax", "paper[0].softmax"},
+           {"/summary", "summary"},
+           {"/summary/0/rules/paper/against_ceiling/p", "summary[0].rules.paper.against_ceiling.p"},
+           {"/models/0/seed", "models[0].seed"},
+           {"/models/0/sizes/0/predicted", "models[0].sizes[0].predicted"},
+           {"/models/0/sizes/0/rules/hard/peak", "models[0].sizes[0].rules.hard.peak"},
+           {"/heat_map/frames", "heat_map.frames"}}) {
+    Json json = whole;
+    const Json::json_pointer pointer(path);
+    json.at(pointer.parent_pointer()).erase(pointer.back());
+    EXPECT_EQ(error_of(json), name + ": is missing");
+  }
+}
+
+TEST(Results, NameTheFieldThatIsWrong) {
+  const Json whole = to_json(example());
+  for (const auto& [path, value, error] : std::vector<std::tuple<std::string, std::string, std::string>>{
+           {"/provenance/threads", "-1", "provenance.threads: is -1, must be a whole number of 0 or more"},
+           {"/provenance/whet", "2", "provenance.whet: is 2, must be text"},
+           {"/summary/0", "[]", "summary[0]: is a list, must be an object"},
+           {"/summary", "[]", "summary: is empty, must hold at least one size"},
+           {"/models", "[]", "models: is empty, must hold at least one head"},
+           {"/models/0/seed", "1.5", "models[0].seed: is 1.5, must be a whole number of 0 or more"},
+           {"/models/0/metrics/0", "[1, 2]", "models[0].metrics[0]: is a list, must be a list of 3 numbers"},
+           {"/models/0/sizes/0/items", "9223372036854775808",
+            "models[0].sizes[0].items: is 9223372036854775808, must be a whole number of 0 or more"},
+           {"/models/0/sizes/0/rules/paper/beta", "true",
+            "models[0].sizes[0].rules.paper.beta: is true, must be a number or null"},
+           {"/models/0/recipe", "3", "models[0].recipe: is 3, must be an object"}}) {
+    Json json = whole;
+    json.at(Json::json_pointer(path)) = Json::parse(value);
+    EXPECT_EQ(error_of(json), error);
+  }
+}
+
+TEST(Results, OfAnotherKindOrVersionAreRefusedByName) {
+  Json json = to_json(example());
+  json["kind"] = "probe";
+  EXPECT_EQ(error_of(json),
+            "kind: is \"probe\", this whet knows reproduction and benchmark; use a newer whet");
+  json["version"] = kVersion + 1;
+  EXPECT_EQ(error_of(json),
+            "version: is 2, this whet reads version 1; use the whet that wrote it, or a newer one");
+  json["version"] = "1";
+  EXPECT_EQ(error_of(json), "version: is missing or not a whole number");
+}
+
+TEST(Results, IgnoreFieldsThatTheyDoNotKnow) {
+  Json json = to_json(example());
+  json["summary"][0]["weather"] = "fine";
+  EXPECT_EQ(to_json(results_from_json(json)), to_json(results_from_json(to_json(example()))));
+}
+
+// The committed files are of this version, with nothing that the definition doesn't have.
+TEST(Results, OfTheRepositoryAreOfThisVersion) {
+  const std::filesystem::path root =
+      std::filesystem::path(__FILE__).parent_path().parent_path().parent_path();
+  for (const char* name : {"paper", "sharp"}) {
+    const std::string folder = (root / "results" / name).string();
+    EXPECT_EQ(to_json(load_results(folder).results).dump(),
+              files::read_json(folder + "/results.json").dump());
+  }
+}
+
+}  // namespace
+}  // namespace whet::results
