@@ -9,18 +9,13 @@ same sets it gives the answers that `whet eval` gives. Layers have the names of 
 is one line.
 """
 
-import argparse
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
+import max_retrieval
 from flax import linen as nn
 from flax.traverse_util import unflatten_dict
-from safetensors.flax import load_file
+from max_retrieval import CLASSES, WIDTH
 from whet.jax import softmax
-
-CLASSES = 10
-WIDTH = 128
 
 
 class MaxRetrieval(nn.Module):
@@ -40,38 +35,17 @@ class MaxRetrieval(nn.Module):
         return nn.Dense(CLASSES, name="output")(nn.gelu(nn.Dense(WIDTH, name="hidden")(found))), stats
 
 
-def load_head(run):
-    """The weights of a run; Adam's moments, which the checkpoint also holds, are for training on."""
-    tensors = load_file(Path(run) / "checkpoint.safetensors")
-    return {"params": unflatten_dict({n: t for n, t in tensors.items() if not n.startswith("adam.")}, sep=".")}
-
-
-def load_sets(path):
-    """Yields the sets of each size: items, queries, and the right answers."""
-    tensors = load_file(path)
-    for n in sorted(int(name.removesuffix(".targets")) for name in tensors if name.endswith(".targets")):
-        priorities, classes, queries, targets = (tensors[f"{n}.{part}"]
-                                                 for part in ("priorities", "classes", "queries", "targets"))
-        yield jnp.concatenate([priorities[..., None], jax.nn.one_hot(classes, CLASSES)], -1), queries[:, None], targets
-
-
 def evaluate(run, sets, rule):
-    """Yields the number of items, the answers, the right answers and the stats of the attention."""
-    head, model = load_head(run), jax.jit(MaxRetrieval(rule).apply)
-    for items, queries, targets in load_sets(sets):
+    """Yields the number of items, the answers, the right answers and the largest weights."""
+    head = {"params": unflatten_dict(max_retrieval.load_weights(run), sep=".")}
+    model = jax.jit(MaxRetrieval(rule).apply)
+    for items, queries, targets in max_retrieval.load_sets(sets):
         scores, stats = model(head, items, queries)
-        yield items.shape[1], scores.argmax(-1), targets, stats
+        yield items.shape[1], scores.argmax(-1), targets, stats.sharp_peak
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", help="folder made by 'whet train'")
-    parser.add_argument("sets", help="file made by 'whet eval --save-sets'")
-    parser.add_argument("--rule", default="none")
-    given = parser.parse_args()
-    print(f"{'items':>8}{'accuracy':>10}{'largest weight':>16}")
-    for n, answers, targets, stats in evaluate(given.run, given.sets, given.rule):
-        print(f"{n:8}{(answers == targets).mean():10.4f}{stats.sharp_peak.mean():16.4f}")
+    max_retrieval.main(__doc__, evaluate)
 
 
 if __name__ == "__main__":

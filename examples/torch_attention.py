@@ -9,17 +9,13 @@ same sets it gives the answers that `whet eval` gives. Its attention is `whet.to
 of `scaled_dot_product_attention`. Layers have the names of the checkpoint's tensors.
 """
 
-import argparse
-from pathlib import Path
-
+import max_retrieval
 import torch
-from safetensors.torch import load_file
+from max_retrieval import CLASSES, WIDTH
 from torch import nn
 from torch.nn import functional as F
 from whet.torch import attention
 
-CLASSES = 10
-WIDTH = 128
 LAYERS = {"item1": 1 + CLASSES, "item2": WIDTH, "query1": 1, "query2": WIDTH, "q": WIDTH, "k": WIDTH, "v": WIDTH,
           "o": WIDTH, "hidden": WIDTH, "output": WIDTH}  # and the size of what comes in
 
@@ -53,41 +49,18 @@ class MaxRetrieval(nn.Module):
         return self.output(gelu(self.hidden(self.o(found[:, 0, 0])))), stats
 
 
-def load_head(run, rule):
-    """The head of a run; Adam's moments, which the checkpoint also holds, are for training on."""
-    tensors = load_file(Path(run) / "checkpoint.safetensors")
-    head = MaxRetrieval(rule)
-    head.load_state_dict({n: t for n, t in tensors.items() if not n.startswith("adam.")})
-    return head
-
-
-def load_sets(path):
-    """Yields the sets of each size: items, queries, and the right answers."""
-    tensors = load_file(path)
-    for n in sorted(int(name.removesuffix(".targets")) for name in tensors if name.endswith(".targets")):
-        priorities, classes, queries, targets = (tensors[f"{n}.{part}"]
-                                                 for part in ("priorities", "classes", "queries", "targets"))
-        yield torch.cat([priorities[..., None], F.one_hot(classes.long(), CLASSES)], -1), queries[:, None], targets
-
-
 @torch.no_grad()
 def evaluate(run, sets, rule):
-    """Yields the number of items, the answers, the right answers and the stats of the attention."""
-    head = load_head(run, rule)
-    for items, queries, targets in load_sets(sets):
-        scores, stats = head(items, queries)
-        yield items.shape[1], scores.argmax(-1), targets, stats
+    """Yields the number of items, the answers, the right answers and the largest weights."""
+    head = MaxRetrieval(rule)
+    head.load_state_dict({name: torch.from_numpy(t) for name, t in max_retrieval.load_weights(run).items()})
+    for items, queries, targets in max_retrieval.load_sets(sets):
+        scores, stats = head(torch.from_numpy(items), torch.from_numpy(queries))
+        yield items.shape[1], scores.argmax(-1), targets, stats.sharp_peak
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", help="folder made by 'whet train'")
-    parser.add_argument("sets", help="file made by 'whet eval --save-sets'")
-    parser.add_argument("--rule", default="none")
-    given = parser.parse_args()
-    print(f"{'items':>8}{'accuracy':>10}{'largest weight':>16}")
-    for n, answers, targets, stats in evaluate(given.run, given.sets, given.rule):
-        print(f"{n:8}{(answers == targets).double().mean():10.4f}{stats.sharp_peak.mean():16.4f}")
+    max_retrieval.main(__doc__, evaluate)
 
 
 if __name__ == "__main__":

@@ -119,10 +119,10 @@ inline bool hidden(const Attention& p, std::int64_t b, std::int64_t h, std::int6
   const Sequence own = sequence_of(p, b, i);
   if (j < own.first_key || j >= own.first_key + own.keys) return true;
   const std::int64_t from_start = own.first_key + i - own.first_query;
-  const std::int64_t place = p.align == Align::start ? from_start : from_start + own.keys - own.queries;
-  if (p.causal && j > place) return true;
-  if (p.window_left >= 0 && place - j > p.window_left) return true;
-  if (p.window_right >= 0 && j - place > p.window_right) return true;
+  const std::int64_t position = p.align == Align::start ? from_start : from_start + own.keys - own.queries;
+  if (p.causal && j > position) return true;
+  if (p.window_left >= 0 && position - j > p.window_left) return true;
+  if (p.window_right >= 0 && j - position > p.window_right) return true;
   return false;
 }
 
@@ -351,7 +351,7 @@ std::vector<Real> reduced(const Attention& p, const std::vector<Real>& full,
 
 // ---- The plain evaluation ----
 // Unblocked loops, every number and every sum in Float, each formula as it is written. Only which keys are
-// visible, which beta the row has and whether that beta moves are told to it.
+// visible, which beta the row has and whether that beta moves are given.
 
 template <typename Float, typename Real>
 AttentionRow<Float> plain_row(const Attention& p, std::int64_t b, std::int64_t h, std::int64_t i,

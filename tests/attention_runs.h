@@ -39,7 +39,7 @@ struct Result {
   }
 };
 
-// Skips nothing unless told: which tiles can be skipped depends on the rows that share them, so calls that
+// Skips nothing by default: which tiles can be skipped depends on the rows that share them, so calls that
 // share them differently have the same bits only without.
 inline Result run(const oracle::Attention& p, DType type = DType::f32, double skip_epsilon = 0,
                   const Layouts& layouts = {}) {
@@ -126,7 +126,7 @@ inline std::string name_of(DType type) { return "element type " + std::to_string
 // Up to kFewRows rows per key head take one path through the kernels, more another: each case takes both.
 inline constexpr std::int64_t kQueries[] = {core::kFewRows / 2 - 1, core::kFewRows + 3};
 
-// Every rule with few queries and with many in f32, and with either in another type; type and road of the
+// Every rule with few queries and with many in f32, and with either in another type; type and path of the
 // latter move on with the target.
 template <typename Body>
 void for_each_case(const Body& body) {

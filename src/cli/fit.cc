@@ -167,7 +167,7 @@ void add_calibrate(CLI::App& app) {
   command->footer(
       "The logit of an item is (K^T q) . h, h the encoded item. K becomes (I - P) K, P the projection onto "
       "the\n"
-      "directions of h in which the classes differ. No labels, no training.\n\n"
+      "directions of h in which the classes differ. No targets, no training.\n\n"
       "Example:\n"
       "  whet calibrate run calibrated && whet eval calibrated\n");
   command->callback([arguments] { calibrate(*arguments); });

@@ -103,16 +103,16 @@ class HeaderText final : public nlohmann::json_sax<json> {
   }
 
   bool start_object(std::size_t) override {
-    if (place_ == Place::file) {
-      place_ = Place::header;
-    } else if (place_ == Place::header && name_ == kMetadataName) {
+    if (context_ == Context::file) {
+      context_ = Context::header;
+    } else if (context_ == Context::header && name_ == kMetadataName) {
       if (std::exchange(has_metadata_, true)) fail("the header has " + in_quotes(kMetadataName) + " twice");
-      place_ = Place::metadata;
-    } else if (place_ == Place::header) {
+      context_ = Context::metadata;
+    } else if (context_ == Context::header) {
       tensor_ = {};
       tensor_.name = name_;
       has_type_ = has_sizes_ = has_offsets_ = false;
-      place_ = Place::tensor;
+      context_ = Context::tensor;
     } else {
       fail_value("an object");
     }
@@ -120,25 +120,25 @@ class HeaderText final : public nlohmann::json_sax<json> {
   }
 
   bool key(std::string& text) override {
-    (place_ == Place::header ? name_ : field_) = std::move(text);
+    (context_ == Context::header ? name_ : field_) = std::move(text);
     return true;
   }
 
   bool end_object() override {
-    if (place_ == Place::tensor) {
+    if (context_ == Context::tensor) {
       if (!has_type_ || !has_sizes_ || !has_offsets_) fail(owner() + " lacks dtype, shape or data_offsets");
       header_.tensors.push_back(std::move(tensor_));
     }
-    place_ = Place::header;
+    context_ = Context::header;
     return true;
   }
 
   bool start_array(std::size_t) override {
     numbers_.clear();
-    if (place_ == Place::tensor && field_ == "shape" && !has_sizes_) {
-      place_ = Place::sizes;
-    } else if (place_ == Place::tensor && field_ == "data_offsets" && !has_offsets_) {
-      place_ = Place::offsets;
+    if (context_ == Context::tensor && field_ == "shape" && !has_sizes_) {
+      context_ = Context::sizes;
+    } else if (context_ == Context::tensor && field_ == "data_offsets" && !has_offsets_) {
+      context_ = Context::offsets;
     } else {
       fail_value("a list");
     }
@@ -146,7 +146,7 @@ class HeaderText final : public nlohmann::json_sax<json> {
   }
 
   bool end_array() override {
-    if (place_ == Place::sizes) {
+    if (context_ == Context::sizes) {
       tensor_.sizes = Dims(numbers_);
       has_sizes_ = true;
     } else {
@@ -155,16 +155,16 @@ class HeaderText final : public nlohmann::json_sax<json> {
       tensor_.end = static_cast<std::uint64_t>(numbers_[1]);
       has_offsets_ = true;
     }
-    place_ = Place::tensor;
+    context_ = Context::tensor;
     return true;
   }
 
   bool string(std::string& text) override {
-    if (place_ == Place::metadata) {
+    if (context_ == Context::metadata) {
       if (!header_.metadata.try_emplace(field_, std::move(text)).second) {
         fail("its metadata has " + in_quotes(field_) + " twice");
       }
-    } else if (place_ == Place::tensor && field_ == "dtype" && !has_type_) {
+    } else if (context_ == Context::tensor && field_ == "dtype" && !has_type_) {
       tensor_.type = parse_type(text);
       has_type_ = true;
     } else {
@@ -174,12 +174,12 @@ class HeaderText final : public nlohmann::json_sax<json> {
   }
 
   bool number_unsigned(std::uint64_t number) override {
-    if (place_ != Place::sizes && place_ != Place::offsets) fail_value("a number");
+    if (context_ != Context::sizes && context_ != Context::offsets) fail_value("a number");
     if (number > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max())) fail_number();
-    if (place_ == Place::sizes && numbers_.size() == kMaxDims) {
+    if (context_ == Context::sizes && numbers_.size() == kMaxDims) {
       fail(owner() + " has more than " + std::to_string(kMaxDims) + " axes");
     }
-    if (place_ == Place::offsets && numbers_.size() == 2) {
+    if (context_ == Context::offsets && numbers_.size() == 2) {
       fail(owner() + " has data_offsets that aren't two numbers");
     }
     numbers_.push_back(static_cast<std::int64_t>(number));
@@ -197,30 +197,30 @@ class HeaderText final : public nlohmann::json_sax<json> {
   }
 
  private:
-  enum class Place { file, header, metadata, tensor, sizes, offsets };
+  enum class Context { file, header, metadata, tensor, sizes, offsets };
 
   [[noreturn]] void fail(const std::string& problem) const { refuse(path_, problem); }
 
   // A value where none of its kind may be, or a field that a tensor doesn't have or has already.
   [[noreturn]] void fail_value(const std::string& value) const {
-    switch (place_) {
-      case Place::file:
+    switch (context_) {
+      case Context::file:
         fail("the header is " + value + " instead of an object");
-      case Place::header:
+      case Context::header:
         fail(in_quotes(name_) + " is " + value + " instead of an object");
-      case Place::metadata:
+      case Context::metadata:
         fail("its metadata has " + value + " for " + in_quotes(field_) + " instead of a text");
-      case Place::tensor:
+      case Context::tensor:
         fail(owner() + " has " + value + " for " + in_quotes(field_) + ", twice or where it shouldn't be");
-      case Place::sizes:
-      case Place::offsets:
+      case Context::sizes:
+      case Context::offsets:
         break;
     }
     fail(owner() + " has " + value + " in its " + field_);
   }
 
   [[noreturn]] void fail_number() const {
-    if (place_ != Place::sizes && place_ != Place::offsets) fail_value("a number");
+    if (context_ != Context::sizes && context_ != Context::offsets) fail_value("a number");
     fail(owner() + " has a number in its " + field_ + " that isn't whole, from 0 and within 63 bits");
   }
 
@@ -236,7 +236,7 @@ class HeaderText final : public nlohmann::json_sax<json> {
   }
 
   const std::string& path_;
-  Place place_ = Place::file;
+  Context context_ = Context::file;
   SafetensorsHeader header_;
   TensorRange tensor_;
   std::string name_;   // of the tensor, or kMetadataName

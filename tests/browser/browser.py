@@ -78,12 +78,12 @@ class Browser:
             assert time.monotonic() < end
             self.events.append(self._next())
 
-    def complaints(self):
+    def problems(self):
         """Messages, exceptions and requests since the page was opened, but for the page itself."""
         self.run("0")  # what came before it has arrived
-        told = [e for e in self.events if e.get("method") in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")]
+        messages = [e for e in self.events if e.get("method") in ("Runtime.consoleAPICalled", "Runtime.exceptionThrown", "Log.entryAdded")]
         requests = [e["params"]["request"]["url"] for e in self.events if e.get("method") == "Network.requestWillBeSent"]
-        return told + [url for url in requests[1:] if not url.startswith(("blob:", "data:"))]
+        return messages + [url for url in requests[1:] if not url.startswith(("blob:", "data:"))]
 
     def run(self, script):
         """The value of a JavaScript expression."""

@@ -34,7 +34,7 @@ def picture(browser, figure):
 def test_a_reproduction_leaves_a_page_that_draws_everything(browser, reproduction):
     page = reproduction / "report.html"
     browser.open(page)
-    assert browser.complaints() == []
+    assert browser.problems() == []
     assert figures(browser) == FIGURES
     assert "Redistribution and use in source and binary forms" in browser.texts("footer pre")[0]
     for figure in FIGURES:
@@ -88,7 +88,7 @@ def test_slider_and_switch_change_the_picture_from_the_keyboard(browser, reprodu
         assert picture(browser, figure) != before, figure
     seen.append(picture(browser, "heat-map"))
     assert len(set(seen)) == 3 and titles[0] != titles[1]
-    assert browser.complaints() == []
+    assert browser.problems() == []
 
 
 def test_cells_of_the_heat_map_are_the_weights(browser, reproduction, results):
@@ -143,7 +143,7 @@ def test_several_runs_are_compared(browser, drawn, results):
         for rule in size["rules"].values():
             rule["accuracy"] /= 2
     browser.open(drawn(whole=results, half=other))
-    assert browser.complaints() == []
+    assert browser.problems() == []
     assert set(FIGURES) - set(figures(browser)) == {"gains", "calibrated"}
     assert "half differs from whole" in browser.texts("h1")[0]
     differences = browser.texts('td[data-field="difference"]')
@@ -166,7 +166,7 @@ def test_a_benchmark_has_its_limits_drawn(browser, drawn):
     provenance = {"command": "python bench/rows.py", "whet": "0.1.0", "machine": "one", "target": "AVX2", "threads": 2}
     browser.open(drawn(rows={"schema": "whet results", "version": 1, "kind": "benchmark", "provenance": provenance,
                              "facts": {"caches": "none"}, "sections": [section, {**section, "title": "Empty", "bars": []}]}))
-    assert browser.complaints() == []
+    assert browser.problems() == []
     assert browser.texts("h1") == ["1 of 2 limits kept"]
     assert browser.run("document.querySelectorAll('#benchmark-1 svg line.rim').length") == 2
     assert "missed <b>" in browser.texts("#benchmark-1 svg text")
@@ -177,7 +177,7 @@ def test_a_benchmark_has_its_limits_drawn(browser, drawn):
 def test_of_very_many_dots_some_are_drawn(browser, drawn, results):
     results["fit_scatter"] = [[i % 600 / 100, 1 + i % 7] for i in range(200_000)]
     browser.open(drawn(many=results))
-    assert browser.complaints() == [] and figures(browser) == FIGURES
+    assert browser.problems() == [] and figures(browser) == FIGURES
     assert browser.run("document.querySelectorAll('#fit circle.dot').length") == 4001  # and one in the legend
     assert "One of 50 is drawn; the CSV has all." in browser.texts("#fit .note")[0]
     SCREENSHOTS.mkdir(parents=True, exist_ok=True)
@@ -255,12 +255,12 @@ CASES = [one_seed, missing_rules, softmax_alone, no_extras, a_thousand_sizes, on
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
-def test_odd_results_draw_without_complaint(browser, drawn, results, case):
+def test_odd_results_draw_without_problems(browser, drawn, results, case):
     plain = copy.deepcopy(results)
     case(results)
     for page in (drawn(odd=results), drawn(odd=results, plain=plain)):
         browser.open(page)
-        assert browser.complaints() == []
+        assert browser.problems() == []
         assert {"accuracy", "entropy", "largest-weight"} <= set(figures(browser))
         body = browser.run("document.body.innerText")
         assert not re.search(r"\b(NaN|undefined|null|Infinity|\[object)", body), re.search(r".*\b(NaN|undefined|null|Infinity).*", body)
@@ -275,7 +275,7 @@ def test_odd_results_draw_without_complaint(browser, drawn, results, case):
 
 def test_names_of_runs_with_markup_are_text(browser, drawn, results):
     browser.open(drawn(**{"<img src=x onerror=alert(1)>": results, "b": results}))
-    assert browser.complaints() == [] and browser.run("document.images.length") == 0
+    assert browser.problems() == [] and browser.run("document.images.length") == 0
     assert "<img src=x onerror=alert(1)>" in browser.run("document.body.textContent")
 
 
@@ -301,7 +301,7 @@ def test_ten_seeds_of_eleven_sizes_stay_below_2_mb(browser, drawn, results):
     page = drawn(ten=results)
     assert page.stat().st_size < 2_000_000
     browser.open(page)
-    assert browser.complaints() == []
+    assert browser.problems() == []
 
 
 # ---- that people can use it

@@ -1,5 +1,5 @@
 // Attention with everything drawn at random and jointly: sizes, element types, layouts, rules, every option,
-// threads, target, optional outputs, forward, backward and in shards, NaN in places that nothing sees.
+// threads, target, optional outputs, forward, backward and in shards, NaN that nothing sees.
 //
 // The contract is asserted in attention_test.cc and attention_backward_test.cc on problems large enough for
 // the plain evaluation to be a fair measure. Here a problem may be one row of two keys, which it can meet
@@ -226,7 +226,7 @@ void expect_top_keys(const oracle::Attention& p, const Asking& call) {
     for (std::size_t n = 0; n < top; ++n) {
       const std::int64_t key = call.top_keys[r * top + n];
       const double weight = static_cast<double>(call.top_weights[r * top + n]);
-      ASSERT_EQ(key < 0, n >= listed) << "row " << r << ", place " << n;
+      ASSERT_EQ(key < 0, n >= listed) << "row " << r << ", entry " << n;
       if (n >= listed) continue;
       ASSERT_LT(key, p.M);
       ASSERT_GE(left[index_of(key)], 0) << "row " << r << ": key " << key << " twice";
@@ -235,7 +235,7 @@ void expect_top_keys(const oracle::Attention& p, const Asking& call) {
           call.weights.type() == DType::f64 ? static_cast<float>(left[index_of(key)]) : left[index_of(key)],
           stored)
           << "row " << r << ", key " << key;
-      ASSERT_LE(weight, last) << "row " << r << ", place " << n;
+      ASSERT_LE(weight, last) << "row " << r << ", entry " << n;
       last = weight;
       left[index_of(key)] = -1;
     }

@@ -113,12 +113,12 @@ class Lab:
         dice = random.Random(seed)
         index = dice.randrange(len(COMMANDS))
         expected, seconds = self.reference(index)
-        place = self.scratch / "case"
-        place.mkdir()
+        disk = self.scratch / "case"
+        disk.mkdir()
         if MOUNTS:
-            mount(place, "-o", f"size={PLENTY}")
+            mount(disk, "-o", f"size={PLENTY}")
         try:
-            folder = place / "run"
+            folder = disk / "run"
             for _ in range(dice.randint(1, 5)):
                 self.disturb(dice.choice(KINDS), COMMANDS[index], folder, seconds, dice)
             self.finish(COMMANDS[index], folder)
@@ -130,8 +130,8 @@ class Lab:
             raise Wrong(f"whet {' '.join(COMMANDS[index])}: {wrong}") from None
         finally:
             if MOUNTS:
-                subprocess.run(["umount", "--lazy", place], check=True)
-            shutil.rmtree(place)
+                subprocess.run(["umount", "--lazy", disk], check=True)
+            shutil.rmtree(disk)
 
 
 def run(build, seconds, seed):

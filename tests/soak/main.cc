@@ -63,8 +63,8 @@ const Check& check_of(const Case& c, const std::string& only) {
   throw Error("check: is '" + only + "', must be one of the checks that a run lists");
 }
 
-// The first complaint about a case; "" if there is none.
-std::string complaint(const Check& check, const Case& c, Tally& tally) {
+// The message of the first check that fails; "" if none does.
+std::string first_failure(const Check& check, const Case& c, Tally& tally) {
   testing::TestPartResultArray results;
   {
     testing::ScopedFakeTestPartResultReporter reporter(
@@ -84,7 +84,7 @@ Case shrunk(const Check& check, Case c) {
   Tally unused;
   for (int shrink = 8; shrink > c.shrink; --shrink) {
     const Case smaller{c.seed, shrink};
-    if (!complaint(check, smaller, unused).empty()) return smaller;
+    if (!first_failure(check, smaller, unused).empty()) return smaller;
   }
   return c;
 }
@@ -141,7 +141,7 @@ Run run_cases(const Options& options) {
     running_seed = c.seed;
     alarm(kSecondsPerCase);
     ++run.checks[check.name].cases;
-    const std::string what = complaint(check, c, run.calls);
+    const std::string what = first_failure(check, c, run.calls);
     if (!what.empty()) add_failure(run, check, c, what);
   }
 }

@@ -58,7 +58,7 @@ void expect_functions_of(const RowState& state, const oracle::Row& row) {
   expect_close(row_spread(state), s.max - s.min, s.max - s.min, "row_spread");
 }
 
-// The same rule with a name that was changed in one place.
+// The same rule with a name that was changed at one character.
 std::string misspelt(std::string name, Dice& dice) {
   static const std::string kLetters = "0123456789.,:-+eE=abinopxyz \n";
   const std::size_t at = static_cast<std::size_t>(dice.between(0, std::ssize(name) - 1));

@@ -1,7 +1,7 @@
 // Random calls against the oracle: what the checks share.
 //
 // A case is a seed: it draws the check, the sizes, element types, layouts, options, threads and SIMD target,
-// and every number. Checks complain by EXPECT_... and count what they called.
+// and every number. Checks fail by EXPECT_... and count what they called.
 #ifndef WHET_TESTS_SOAK_SOAK_H_
 #define WHET_TESTS_SOAK_SOAK_H_
 
