@@ -35,7 +35,7 @@ constexpr Benchmark kBenchmarks[] = {
      "Checks some rows of every function against float64 first, then times all of them in turns (about 20\n"
      "seconds). To compare with torch and JAX: make bench-attention.\n",
      bench_attention},
-    {"train", "Max retrieval: steps of training and sets of evaluation a second",
+    {"train", "Max retrieval: steps of training and sets of evaluation per second",
      "From initial weights, or from those of a trained head (--run), whose sets need less of a backward "
      "pass.\n"
      "To compare with JAX: make bench-train.\n",

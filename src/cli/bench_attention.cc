@@ -157,7 +157,7 @@ struct Worker {
   Contender contender;
   double work;
 
-  double rate() const { return work / contender.median(); }  // 1e9 a second
+  double rate() const { return work / contender.median(); }  // 1e9 per second
 };
 
 std::vector<Worker> timed(std::vector<Worker> workers) {

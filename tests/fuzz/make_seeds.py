@@ -18,6 +18,9 @@ RULES = [
 
 JSON = [
     '{"format": "whet run 1", "recipe": {"seed": 0, "items": [5, 16], "rate": 1e-3, "rule": "none"}}',
+    '{"schema": "whet results", "version": 1, "kind": "benchmark", "provenance": {"command": "make bench", "whet": "0.1.0", '
+    '"machine": "a", "target": "AVX2", "threads": 2}, "facts": {"a": "b"}, "sections": [{"title": "a", "note": "b", '
+    '"headers": ["c"], "rows": [["1"]], "bars": [{"text": "d", "value": 0.5, "limit": 1, "at_most": true}]}]}',
     '[null, true, -1, 18446744073709551615, 1.5e-300, "\\ud83d\\ude00\\n\u00e9"]', "3", "", '{"a": 1, "a": 2}', "1e999",
     "[" * 32 + "]" * 32, "[" * 33 + "]" * 33, "[1]\0", "[1] 2", '{"a": [',
 ]

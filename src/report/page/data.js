@@ -3,7 +3,6 @@
 
 // Object.hasOwn, not `in`: a rule may be called "constructor".
 const own = (object, key) => (object && Object.hasOwn(object, key) ? object[key] : undefined);
-const list = (value) => (Array.isArray(value) ? value : []);
 
 const RULE_NAMES = {
   softmax: "softmax",
@@ -49,14 +48,13 @@ function ruleLook(rule, others = []) {
   return look(known >= 0 ? known : RULE_LOOKS.length + others.filter((o) => !RULE_LOOKS.includes(o)).indexOf(rule));
 }
 
-const summaryOf = (run) => list(run.results.summary).filter((size) => isNumber(size?.items));
-const modelsOf = (run) => list(run.results.models).filter((model) => model !== null && typeof model === "object");
-const sizesOf = (model) => list(model?.sizes).filter((size) => isNumber(size?.items));
+const summaryOf = (run) => run.results.summary;
+const modelsOf = (run) => run.results.models;
 
 // Every rule that some size has, in the order of the file, the ceiling last.
 function rulesOf(run) {
   const rules = new Set();
-  for (const size of summaryOf(run)) Object.keys(size.rules ?? {}).forEach((rule) => rules.add(rule));
+  for (const size of summaryOf(run)) Object.keys(size.rules).forEach((rule) => rules.add(rule));
   const ceiling = rules.delete("hard");
   return ceiling ? [...rules, "hard"] : [...rules];
 }
@@ -66,8 +64,8 @@ const commonRules = (runs) => runs.map(rulesOf).reduce((a, b) => a.filter((rule)
 // Points {x, y, low, high} of a rule's accuracy, in percent.
 function accuracies(summary, rule) {
   return summary
-    .map((size) => ({ x: size?.items, entry: own(size?.rules, rule) }))
-    .filter(({ x, entry }) => isNumber(x) && isNumber(entry?.accuracy))
+    .map((size) => ({ x: size.items, entry: own(size.rules, rule) }))
+    .filter(({ entry }) => isNumber(entry?.accuracy))
     .map(({ x, entry }) => {
       const y = 100 * entry.accuracy;
       const deviation = isNumber(entry.deviation) ? 100 * entry.deviation : null;
@@ -79,7 +77,7 @@ function accuracies(summary, rule) {
 function meansOverHeads(run, value, pick = d3.mean) {
   const bySize = new Map();
   for (const model of modelsOf(run)) {
-    for (const size of sizesOf(model)) {
+    for (const size of model.sizes) {
       const y = value(size);
       if (!isNumber(y)) continue;
       if (!bySize.has(size.items)) bySize.set(size.items, []);
@@ -96,7 +94,7 @@ const ofRule = (rule, field) => (size) => own(size.rules, rule)?.[field];
 // Training: for each head points of step against field 1 (loss) or 2 (accuracy).
 function curves(run, field) {
   return modelsOf(run)
-    .map((model) => list(model.metrics).filter((m) => isNumber(m?.[0]) && isNumber(m?.[field])))
+    .map((model) => model.metrics.filter((m) => isNumber(m[field])))
     .filter((metrics) => metrics.length > 0)
     .map((metrics) => metrics.map((m) => ({ x: m[0], y: m[field] })));
 }

@@ -257,15 +257,14 @@ function polynomialBeta({ coefficients, gate, hold }, entropy) {
 }
 
 function fitOf(run) {
-  const fit = modelsOf(run)[0]?.fit;
-  if (!list(fit?.coefficients).length || !fit.coefficients.every(isNumber)) return null;
-  return { coefficients: fit.coefficients, gate: fit.lowest_entropy ?? 0.5, hold: fit.highest_entropy ?? Infinity };
+  const { fit } = modelsOf(run)[0];
+  return fit ? { coefficients: fit.coefficients, gate: fit.lowest_entropy, hold: fit.highest_entropy } : null;
 }
 
 function addFit(parent, runs) {
   const dots = () =>
-    (runs.length === 1 ? list(runs[0].results.fit_scatter) : [])
-      .filter((p) => isNumber(p?.[0]) && isNumber(p?.[1]) && p[1] > 0)
+    (runs.length === 1 ? runs[0].results.fit_scatter : [])
+      .filter((p) => isNumber(p[0]) && p[1] > 0)
       .map(([x, y]) => ({ x, y }));
   const fits = runs.map((run, i) => ({ run, i, fit: fitOf(run) })).filter(({ fit }) => fit);
   if (fits.length === 0 && dots().length === 0) return;
@@ -289,7 +288,7 @@ function addFit(parent, runs) {
       ];
     }),
   ];
-  const first = modelsOf(runs[0])[0]?.fit;
+  const first = modelsOf(runs[0])[0].fit;
   addLines(parent, {
     id: "fit",
     title: () =>
@@ -355,15 +354,15 @@ function addCalibrated(parent, runs) {
   const run = runs[0];
   const calibrated = run.results.calibrated_summary;
   if (!calibrated || runs.length > 1) return;
-  const versions = Object.keys(calibrated).filter((name) => list(calibrated[name]).length > 0);
-  const rules = rulesOf(run).filter((rule) => versions.every((v) => list(calibrated[v]).some((size) => own(size?.rules, rule))));
-  if (versions.length === 0 || rules.length === 0) return;
+  const versions = Object.keys(calibrated);
+  const rules = rulesOf(run).filter((rule) => versions.every((v) => calibrated[v].some((size) => own(size.rules, rule))));
+  if (rules.length === 0) return;
   const state = { rule: ["target_entropy", "hard", "softmax"].find((rule) => rules.includes(rule)) ?? rules[0] };
   const last = (summary) => ends(accuracies(summary, state.rule))[1];
   const figure = addLines(parent, {
     id: "calibrated",
     title: () => {
-      const [before, after] = [last(summaryOf(run)), last(list(calibrated[versions[0]]))];
+      const [before, after] = [last(summaryOf(run)), last(calibrated[versions[0]])];
       if (!before || !after) return "Accuracy of calibrated heads";
       return `With calibrated keys, ${ruleInSentence(state.rule)} answers ${fixed(after.y, 1)}\u00a0% of sets of ${plural(after.x, "item")}, not ${fixed(before.y, 1)}\u00a0%`;
     },
@@ -379,7 +378,7 @@ function addCalibrated(parent, runs) {
     y: { label: "accuracy, % of sets", domain: () => [0, 100], format: percentage },
     series: () => [
       { name: "as trained", points: accuracies(summaryOf(run), state.rule), look: LOOKS[0] },
-      ...versions.map((v, i) => ({ name: own(CALIBRATIONS, v) ?? v, points: accuracies(list(calibrated[v]), state.rule), look: look(i + 1) })),
+      ...versions.map((v, i) => ({ name: CALIBRATIONS[v], points: accuracies(calibrated[v], state.rule), look: look(i + 1) })),
     ],
   });
 }
@@ -402,7 +401,7 @@ function addTraining(parent, runs) {
           const heads = curves(run, field);
           const single = runs.length === 1 && heads.length <= 8;
           return heads.map((points, h) => ({
-            name: runs.length === 1 ? `seed ${modelsOf(run)[h]?.seed ?? h}` : run.name,
+            name: runs.length === 1 ? `seed ${modelsOf(run)[h].seed}` : run.name,
             points,
             look: { ...look(single ? h : i), symbol: null, dash: null },
             thin: true,

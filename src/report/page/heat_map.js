@@ -63,12 +63,11 @@ function tellingSize(run, rule, sizes) {
 // Square roots, so that small weights are still seen.
 const shade = (weight) => Math.sqrt(Math.min(1, weight));
 
-const framesOf = (run) =>
-  list(run.results.heat_map?.frames).filter((f) => isNumber(f?.items) && f.rules && Object.keys(f.rules).length > 0);
+const framesOf = (run) => run.results.heat_map.frames.filter((f) => Object.keys(f.rules).length > 0);
 
 function panelOf(run, rule, items, name) {
   const frame = framesOf(run).find((f) => f.items === items);
-  const weights = list(own(frame?.rules, rule)).map(list);
+  const weights = own(frame?.rules, rule) ?? [];
   return { name, label: name === ruleName(rule) ? `under ${ruleInSentence(rule)}` : `in ${name}`, weights, first: d3.mean(weights, (row) => row[0]) };
 }
 
@@ -82,7 +81,7 @@ function heatRows(runs) {
   for (const run of runs) {
     for (const frame of framesOf(run)) {
       for (const [rule, sets] of Object.entries(frame.rules)) {
-        list(sets).forEach((row, s) => list(row).forEach((weight, i) => rows.push([run.name, frame.items, rule, s + 1, i + 1, weight])));
+        sets.forEach((row, s) => row.forEach((weight, i) => rows.push([run.name, frame.items, rule, s + 1, i + 1, weight])));
       }
     }
   }

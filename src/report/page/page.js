@@ -29,7 +29,7 @@ function runHeadline(run) {
   const best = rule ? largestGain(run, rule) : null;
   if (!best) return [["Heads that retrieve the largest item"], "These results hold no rule beside softmax."];
   if (Math.abs(best.gain) < 0.0005) return alikeHeadline(run, rule);
-  const p = best.entry.against_softmax?.p;
+  const p = best.entry.against_softmax.p;
   const headline = [
     `Of sets of ${count(best.items)} items, ${ruleInSentence(rule)} answers ${percent(best.entry.accuracy)}\u00a0% and softmax ${percent(best.plain.accuracy)}\u00a0%: `,
     element("strong", {}, `${points(best.gain)} points`),
@@ -55,8 +55,8 @@ function alikeHeadline(run, rule) {
 
 function comparisonHeadline(data) {
   const rule = ["target_entropy", "paper", "softmax"].find((r) => commonRules(data.runs).includes(r));
-  const found = list(data.comparison)
-    .flatMap((c) => list(c.sizes).map((size) => ({ c, items: size.items, test: own(size.rules, rule) })))
+  const found = data.comparison
+    .flatMap((c) => c.sizes.map((size) => ({ c, items: size.items, test: own(size.rules, rule) })))
     .filter(({ test }) => isNumber(test?.difference));
   const names = data.runs.map((run) => run.name).join(", ");
   if (!rule || found.length === 0) return [[`${plural(data.runs.length, "run")} side by side`], names];

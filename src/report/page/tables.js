@@ -20,7 +20,7 @@ function table(caption, head, rows) {
 // ---- Table 1 of the paper beside ours
 
 function addPaperTable(parent, run) {
-  const rows = list(run.results.paper)
+  const rows = run.results.paper
     .map((line) => ({ line, size: summaryOf(run).find((size) => size.items === line.items) }))
     .filter(({ size }) => own(size?.rules, "paper") && own(size?.rules, "softmax"));
   if (rows.length === 0) {
@@ -40,7 +40,7 @@ function addPaperTable(parent, run) {
       rows.map(({ line, size }) => [
         count(line.items),
         ...["softmax", "paper"].flatMap((rule) => [ourCell(size, rule, line[rule]), theirs(line[rule], 1)]),
-        { text: pValue(own(size.rules, "paper").against_softmax?.p), "data-items": line.items, "data-field": "p" },
+        { text: pValue(own(size.rules, "paper").against_softmax.p), "data-items": line.items, "data-field": "p" },
         { text: pValue(line.p), class: "theirs" },
       ]),
     ),
@@ -101,11 +101,10 @@ function addRuleTable(parent, run) {
 // ---- several runs
 
 function addComparisonTable(parent, data) {
-  const comparisons = list(data.comparison);
   const rules = commonRules(data.runs);
-  if (comparisons.length === 0 || rules.length === 0) return;
+  if (rules.length === 0) return;
   const tables = element("div");
-  const show = (rule) => tables.replaceChildren(...comparisons.map((c) => differenceTable(data.runs, c, rule)));
+  const show = (rule) => tables.replaceChildren(...data.comparison.map((c) => differenceTable(data.runs, c, rule)));
   const first = ["target_entropy", "paper", "softmax"].find((rule) => rules.includes(rule)) ?? rules[0];
   parent.append(
     element("p", { class: "note" }, "Every run against the first, over the heads that share a seed. Marked: p below 0.05."),
@@ -121,7 +120,7 @@ function differenceTable(runs, comparison, rule) {
   return table(
     `${other.name} against ${base.name}, ${ruleName(rule)}: ${seeds}`,
     ["items", base.name, other.name, "difference, points", "95 % interval", "p"],
-    list(comparison.sizes).map((size) => {
+    comparison.sizes.map((size) => {
       const test = own(size.rules, rule);
       const entry = (run) => own(summaryOf(run).find((s) => s.items === size.items)?.rules, rule);
       const sure = isNumber(test?.p) && test.p < 0.05;
@@ -150,13 +149,13 @@ function addHeadTable(parent, run) {
         "Resolution n*: the number of items beyond which a head’s order is lost",
         ["seed", "steps", "slope", "offsets’ deviation", "resolution n*", "target entropy", "fit: points", "R²"],
         models.map((model) => [
-          String(model.seed ?? "–"),
-          count(model.step ?? "–"),
-          short(model.diagnosis?.slope),
-          short(model.diagnosis?.deviation),
-          short(model.diagnosis?.resolution),
+          String(model.seed),
+          count(model.step),
+          short(model.diagnosis.slope),
+          short(model.diagnosis.deviation),
+          short(model.diagnosis.resolution),
           short(Number(String(own(model.rules, "target_entropy") ?? "").split(":")[1] ?? NaN)),
-          isNumber(model.fit?.points) ? count(model.fit.points) : "–",
+          model.fit ? count(model.fit.points) : "–",
           short(model.fit?.r_squared),
         ]),
       ),
@@ -179,7 +178,7 @@ function facts(object, others = object) {
 
 // As the first head has it; the heads differ in their seed.
 function recipeOf(run) {
-  const { seed: ignored, ...recipe } = modelsOf(run)[0]?.recipe ?? {};
+  const { seed: ignored, ...recipe } = modelsOf(run)[0].recipe;
   return recipe;
 }
 
@@ -194,7 +193,7 @@ function addOrigin(parent, runs) {
         { class: "facts" },
         group("Run", facts({ ...run.results.provenance, seeds: modelsOf(run).map((model) => model.seed).join(", ") })),
         group("Recipe", marked(recipeOf)),
-        group("Evaluation", marked(({ results }) => results.options ?? {})),
+        group("Evaluation", marked(({ results }) => results.options)),
       ),
     );
     addHeadTable(parent, run);
