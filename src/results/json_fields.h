@@ -9,12 +9,12 @@
 
 #include <cmath>
 #include <cstdint>
-#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "results/results.h"
@@ -127,20 +127,22 @@ struct ReadAs<double> {
 };
 
 template <>
-struct ReadAs<std::int64_t> {
-  static void value(const Json& json, const std::string& path, std::int64_t& value) {
-    const bool fits =
-        json.is_number_unsigned() && json.get<std::uint64_t>() <= std::numeric_limits<std::int64_t>::max();
-    if (!fits) fail_to_read(json, path, "a whole number of 0 or more");
-    value = json.get<std::int64_t>();
+struct ReadAs<std::uint64_t> {
+  static void value(const Json& json, const std::string& path, std::uint64_t& value) {
+    const bool whole =
+        json.is_number_unsigned() || (json.is_number_integer() && json.get<std::int64_t>() >= 0);
+    if (!whole) fail_to_read(json, path, "a whole number of 0 or more");
+    value = json.get<std::uint64_t>();
   }
 };
 
 template <>
-struct ReadAs<std::uint64_t> {
-  static void value(const Json& json, const std::string& path, std::uint64_t& value) {
-    if (!json.is_number_unsigned()) fail_to_read(json, path, "a whole number of 0 or more");
-    value = json.get<std::uint64_t>();
+struct ReadAs<std::int64_t> {
+  static void value(const Json& json, const std::string& path, std::int64_t& value) {
+    std::uint64_t whole = 0;
+    read(json, path, whole);
+    if (!std::in_range<std::int64_t>(whole)) fail_to_read(json, path, "below 2^63");
+    value = static_cast<std::int64_t>(whole);
   }
 };
 

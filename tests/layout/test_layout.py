@@ -1,5 +1,6 @@
 """How the repository is laid out: layers of folders, documents that are true, nothing of this machine."""
 
+import json
 import os
 import re
 import subprocess
@@ -83,6 +84,17 @@ def test_readme_picture_shows_the_results():
     assert "](docs/accuracy.svg)" in first_screen
     for accuracy in re.findall(r">([\d.]+ %) [a-z]", drawn):
         assert accuracy in first_screen
+
+
+@pytest.mark.parametrize("name", ["paper", "sharp"])
+def test_committed_results_are_what_whet_reads_and_writes(name):
+    def report(form):
+        return subprocess.run([BUILD / "bin/whet", "report", ROOT / "results" / name, "--format", form], capture_output=True,
+                              text=True, check=True).stdout
+
+    (run,) = json.loads(report("json"))["runs"]
+    assert run["results"] == json.loads((ROOT / "results" / name / "results.json").read_text())
+    assert report("md") == (ROOT / "results" / name / "tables.md").read_text()
 
 
 @pytest.mark.parametrize("page", sorted(p.name for p in (ROOT / "docs").glob("*.md")))
