@@ -121,7 +121,7 @@ TEST(Results, OfAnotherKindOrVersionAreRefusedByName) {
 TEST(Results, IgnoreFieldsThatTheyDoNotKnow) {
   Json json = to_json(example());
   json["summary"][0]["weather"] = "fine";
-  EXPECT_EQ(to_json(results_from_json(json)), to_json(results_from_json(to_json(example()))));
+  EXPECT_EQ(to_json(results_from_json(json)).dump(), to_json(example()).dump());
 }
 
 }  // namespace
