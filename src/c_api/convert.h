@@ -48,7 +48,8 @@ void check_struct_size(std::size_t given, std::size_t known, const char* name);
 [[noreturn]] void refuse_unknown_field(const char* name);
 
 // The struct as this version knows it, all defaults if null. Fields it lacks are 0, which is their default;
-// those beyond what this version knows must be 0.
+// those beyond what this version knows must be 0. So new fields go to the end, in 8 bytes or pairs of 4, and
+// mean the default when they are 0.
 template <typename Struct>
 Struct known_part(const Struct* given, const char* name) {
   static_assert(std::is_trivially_copyable_v<Struct> && offsetof(Struct, struct_size) == 0);
