@@ -8,7 +8,9 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable
-from ctypes import POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_void_p
+from ctypes import (
+    POINTER, byref, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint64, c_void_p,
+)  # fmt: skip
 from typing import Any
 
 import numpy as np
@@ -125,6 +127,8 @@ class _AttentionOptions(_Sized):
         ("query_starts", c_void_p),
         ("key_starts", c_void_p),
         ("starts_count", c_size_t),
+        ("dropout", c_double),
+        ("dropout_seed", c_uint64),
     ]
 
 

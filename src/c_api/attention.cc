@@ -85,7 +85,9 @@ AttentionOptions options_of(const whet_attention_options& o) {
                            .align = o.align_end != 0 ? Align::end : Align::start,
                            .lengths = span_if_given(o.lengths, o.lengths_count),
                            .query_starts = span_if_given(o.query_starts, o.starts_count),
-                           .key_starts = span_if_given(o.key_starts, o.starts_count)};
+                           .key_starts = span_if_given(o.key_starts, o.starts_count),
+                           .dropout = o.dropout,
+                           .dropout_seed = o.dropout_seed};
   if (is_set(o.has_scale, o.scale, "scale")) options.scale = o.scale;
   if (is_set(o.has_skip_epsilon, o.skip_epsilon, "skip_epsilon")) options.skip_epsilon = o.skip_epsilon;
   if (is_set(o.has_window_left, o.window_left, "window_left")) options.window_left = o.window_left;

@@ -261,6 +261,25 @@ static void test_attention_weights(void) {
   CHECK(w[0][3] == 1 && w[1][3] == 0 && w[1][4] == 1);
 }
 
+static void test_normalizer_and_dropout(void) {
+  float q[kHeads][kQueries][kSize] = {{{1}, {1}}, {{1}, {1}}}, k[kKeys][kSize] = {{1}, {3}, {3}, {0}, {2}};
+  float v[kKeys][kValueSize] = {{0}, {2}, {4}, {0}, {0}};
+  float o[kHeads][kQueries][kValueSize], again[kHeads][kQueries][kValueSize];
+  const whet_view queries = view4(q[0][0], kQuerySizes), keys = view4(k[0], kKeySizes);
+  const whet_view values = view4(v[0], kValueSizes), out = view4(o[0][0], kOutSizes);
+  const whet_view out_again = view4(again[0][0], kOutSizes);
+  whet_attention_options options = {.struct_size = sizeof options, .normalizer = "hard"};
+  CHECK(whet_attention(&queries, &keys, &values, &out, &options, NULL, NULL) == WHET_OK);
+  CHECK(o[0][0][0] == 3 && o[1][1][0] == 3); /* ties share */
+  options.dropout = 0.5, options.dropout_seed = 1;
+  CHECK(whet_attention(&queries, &keys, &values, &out, &options, NULL, NULL) == WHET_OK);
+  CHECK(whet_attention(&queries, &keys, &values, &out_again, &options, NULL, NULL) == WHET_OK);
+  CHECK(memcmp(o, again, sizeof o) == 0);
+  options.dropout = 1;
+  CHECK(whet_attention(&queries, &keys, &values, &out, &options, NULL, NULL) == WHET_OK);
+  CHECK(o[0][0][0] == 0 && o[1][1][0] == 0);
+}
+
 static void test_attention_backward(void) {
   float q[kHeads][kQueries][kSize] = {{{0}}}, k[kKeys][kSize] = {{1}, {2}, {3}, {4}, {5}};
   float v[kKeys][kValueSize] = {{1}, {2}, {3}, {4}, {5}}, g[kHeads * kQueries * kValueSize];
@@ -467,6 +486,7 @@ int main(int count, char** arguments) {
   test_errors();
   test_attention();
   test_attention_weights();
+  test_normalizer_and_dropout();
   test_attention_backward();
   test_attention_errors();
   test_shards();

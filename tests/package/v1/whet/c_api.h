@@ -187,6 +187,8 @@ typedef struct whet_attention_options {
   const int64_t* query_starts; /* starts_count of them each */
   const int64_t* key_starts;
   size_t starts_count;
+  double dropout; /* 0: none */
+  uint64_t dropout_seed;
 } whet_attention_options;
 
 /* Optional outputs. */
