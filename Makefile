@@ -88,7 +88,7 @@ format-check:
 # clang-tidy needs of a build only its compile_commands.json and the sources it generates. Its own compiler is newer than
 # the build's: what that warns of is no error.
 TIDY = $(VENV)/bin/python $(VENV)/bin/run-clang-tidy.py -quiet -j $(JOBS) -clang-tidy-binary $(VENV)/bin/clang-tidy \
-  -extra-arg=-Wno-error -p build/clang '/src/(core|files|lab|report|cli|c_api)/[a-z_]*(?<!_test)[.]cc$$'
+  -extra-arg=-Wno-error -p build/clang '/src/(core|files|results|lab|report|cli|c_api)/[a-z_]*(?<!_test)[.]cc$$'
 
 lint: clang $(VENV)/.done  ## clang-tidy over the sources, with the static analyzer, which make test leaves out (ten minutes)
 	$(TIDY)
