@@ -73,5 +73,6 @@ def results(
     provenance: dict[str, object], facts: dict[str, str], sections: Sequence[Section]
 ) -> dict[str, object]:
     """As src/results/results.h has them, and the timings beside."""
-    return {"schema": "whet results", "version": 1, "kind": "benchmark", "provenance": provenance, "facts": facts,
-            "sections": [asdict(s) | {"rows": [[str(cell) for cell in row] for row in s.rows]} for s in sections]}  # fmt: skip
+    cells = [asdict(s) | {"rows": [[str(cell) for cell in row] for row in s.rows]} for s in sections]
+    kind = {"schema": "whet results", "version": 1, "kind": "benchmark"}
+    return kind | {"provenance": provenance, "facts": facts, "sections": cells}
