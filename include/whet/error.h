@@ -9,7 +9,8 @@
 namespace whet {
 
 // what() names the argument, says what was given and what is allowed. Thrown before anything is
-// written. (Running out of memory throws std::bad_alloc instead.)
+// written, but for an Executor that doesn't run its tasks. (Running out of memory throws std::bad_alloc
+// instead.)
 class WHET_API Error : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;

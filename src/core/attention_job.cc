@@ -403,7 +403,8 @@ AttentionJob shard_job(ConstView q, ConstView k, ConstView v, View out, const Sh
   AttentionOptions used = options;
   used.rule = {};
   used.head_rules = {};
-  AttentionJob job = common_job(q, k, &shard, used, {.threads = execution.threads}, Data::read);
+  AttentionJob job = common_job(q, k, &shard, used,
+                                {.threads = execution.threads, .executor = execution.executor}, Data::read);
   if (is_given(v) || is_given(out)) {
     add_values(job, v, Data::read);
     job.out = grid(out, written(like_out(job.shape, "out", arithmetic(job.shape))), Data::read);

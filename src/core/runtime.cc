@@ -26,9 +26,9 @@ int processors() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-void check_threads(int count) {
+void check_threads(int count, const std::string& name = "threads") {
   if (count < 0 || count > kMaxThreads) {
-    throw Error("threads is " + std::to_string(count) + ", must be 0 (the default) to " +
+    throw Error(name + " is " + std::to_string(count) + ", must be 0 (the default) to " +
                 std::to_string(kMaxThreads));
   }
 }
@@ -108,6 +108,11 @@ const hwy::ChosenTarget& chosen_target() {
 int resolve_threads(int requested) {
   check_threads(requested);
   return requested == 0 ? threads() : requested;
+}
+
+int resolve_threads(const Execution& execution) {
+  check_threads(execution.executor.threads, "executor.threads");
+  return resolve_threads(execution.threads == 0 ? execution.executor.threads : execution.threads);
 }
 
 }  // namespace core

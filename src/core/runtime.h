@@ -4,6 +4,7 @@
 #define WHET_CORE_RUNTIME_H_
 
 #include <hwy/targets.h>
+#include <whet/runtime.h>
 
 namespace whet::core {
 
@@ -12,6 +13,9 @@ const hwy::ChosenTarget& chosen_target();
 
 // `requested` threads, or the default if it is 0. Error if out of range.
 int resolve_threads(int requested);
+
+// The threads of a call, at most. Error if out of range.
+int resolve_threads(const Execution& execution);
 
 }  // namespace whet::core
 

@@ -8,8 +8,11 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <string>
 #include <thread>
 #include <vector>
+
+#include "core/arguments.h"
 
 namespace whet::core {
 
@@ -17,8 +20,8 @@ namespace {
 
 struct Job {
   const std::int64_t tasks;
-  const TaskBody body;
-  void* const context;
+  const Executor::Task task;
+  void* const data;
   int open_places;             // workers that may still join
   int joined = 0;              // workers that did
   std::atomic<int> active{0};  // of those, still at work
@@ -26,7 +29,7 @@ struct Job {
   std::condition_variable idle{};
 
   void work(int worker) {
-    for (std::int64_t task = next++; task < tasks; task = next++) body(context, task, worker);
+    for (std::int64_t i = next++; i < tasks; i = next++) task(data, i, worker);
   }
 };
 
@@ -120,15 +123,44 @@ Pool& pool() {
   return *existing;
 }
 
+// The tasks of a call as an executor of the host gets them: it may be wrong, and no number that it gives may
+// reach memory of another.
+struct HostedTasks {
+  const std::int64_t tasks;
+  const int threads;
+  const Executor::Task task;
+  void* const data;
+  std::atomic<std::int64_t> ran{0};
+
+  static void run(void* self, std::int64_t i, int worker) {
+    auto& hosted = *static_cast<HostedTasks*>(self);
+    if (i < 0 || i >= hosted.tasks || worker < 0 || worker >= hosted.threads) return;
+    hosted.task(hosted.data, i, worker);
+    ++hosted.ran;
+  }
+};
+
+void run_hosted(const Executor& executor, HostedTasks& hosted) {
+  executor.run(executor.context, hosted.tasks, hosted.threads, HostedTasks::run, &hosted);
+  if (hosted.ran == hosted.tasks) return;
+  fail("executor", "ran " + std::to_string(hosted.ran) + " tasks, must run each of " +
+                       std::to_string(hosted.tasks) + " once, on workers 0 to " +
+                       std::to_string(hosted.threads - 1));
+}
+
 }  // namespace
 
-void run_tasks(std::int64_t tasks, int threads, TaskBody body, void* context) {
-  const auto places = static_cast<int>(std::min<std::int64_t>(threads, tasks)) - 1;
-  Job job{.tasks = tasks, .body = body, .context = context, .open_places = std::max(places, 0)};
-  if (places <= 0) {
-    job.work(0);
-  } else {
+void run_tasks(const Executor& executor, std::int64_t tasks, int threads, Executor::Task task, void* data) {
+  const auto workers = static_cast<int>(std::min<std::int64_t>(threads, tasks));
+  if (workers > 1 && executor.run != nullptr) {
+    HostedTasks hosted{.tasks = tasks, .threads = workers, .task = task, .data = data};
+    return run_hosted(executor, hosted);
+  }
+  Job job{.tasks = tasks, .task = task, .data = data, .open_places = std::max(workers - 1, 0)};
+  if (workers > 1) {
     pool().run(job);
+  } else {
+    job.work(0);
   }
 }
 

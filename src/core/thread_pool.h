@@ -8,26 +8,33 @@
 #ifndef WHET_CORE_THREAD_POOL_H_
 #define WHET_CORE_THREAD_POOL_H_
 
+#include <whet/runtime.h>
+
 #include <cstdint>
 #include <type_traits>
 
 namespace whet::core {
 
-// body(context, task, worker): worker is 0..threads-1, and no two tasks run at once on one worker
-// of the same call. Must not throw.
-using TaskBody = void (*)(void* context, std::int64_t task, int worker);
+// Runs the tasks on the executor, on the pool if it has no `run`, and in the caller if one thread is enough.
+// `task` must not throw. Error if the executor doesn't run each task once.
+void run_tasks(const Executor& executor, std::int64_t tasks, int threads, Executor::Task task, void* data);
 
-void run_tasks(std::int64_t tasks, int threads, TaskBody body, void* context);
-
-// Calls body(task, worker) for every task in [0, tasks) on at most `threads` threads, the caller
-// among them, and returns when all are done.
+// Calls body(task, worker) for every task in [0, tasks) on at most `threads` threads, and returns when all
+// are done. worker is 0..threads-1, and no two tasks run at once on one worker of the same call. `body` must
+// not throw.
 template <typename Body>
-void parallel_for(std::int64_t tasks, int threads, Body&& body) {
+void parallel_for(const Executor& executor, std::int64_t tasks, int threads, Body&& body) {
   using Plain = std::remove_reference_t<Body>;
   run_tasks(
-      tasks, threads,
-      [](void* context, std::int64_t task, int worker) { (*static_cast<Plain*>(context))(task, worker); },
+      executor, tasks, threads,
+      [](void* data, std::int64_t task, int worker) { (*static_cast<Plain*>(data))(task, worker); },
       const_cast<std::remove_const_t<Plain>*>(&body));
+}
+
+// The same on the pool.
+template <typename Body>
+void parallel_for(std::int64_t tasks, int threads, Body&& body) {
+  parallel_for(Executor{}, tasks, threads, body);
 }
 
 }  // namespace whet::core

@@ -3,12 +3,17 @@
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#include <whet/error.h>
 
 #include <atomic>
 #include <chrono>
 #include <numeric>
+#include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
+
+#include "executors.h"
 
 namespace whet::core {
 namespace {
@@ -106,6 +111,75 @@ TEST(ThreadPool, WorksInAChildForkedWhileOthersCall) {
   stop = true;
   busy.join();
   EXPECT_EQ(succeeded, 20);
+}
+
+// ---- Executors of a host ----
+
+using Task = Executor::Task;
+
+TEST(Executor, RunsEveryTaskOnce) {
+  for (const Executor::Run run : {run_backwards, run_on_new_threads}) {
+    for (const std::int64_t tasks : {0, 1, 2, 5, 100}) {
+      std::vector<std::atomic<int>> runs(static_cast<std::size_t>(tasks));
+      parallel_for({.run = run}, tasks, 3, [&](std::int64_t task, int worker) {
+        EXPECT_LT(worker, 3);
+        ++runs[static_cast<std::size_t>(task)];
+      });
+      for (const auto& count : runs) ASSERT_EQ(count, 1);
+    }
+  }
+}
+
+TEST(Executor, GetsItsContextAndNoMoreThreadsThanTasks) {
+  std::vector<int> calls;
+  const auto record = [](void* context, std::int64_t tasks, int threads, Task task, void* data) {
+    static_cast<std::vector<int>*>(context)->push_back(threads);
+    run_backwards(nullptr, tasks, threads, task, data);
+  };
+  const Executor executor{.run = record, .context = &calls};
+  parallel_for(executor, 5, 8, [](std::int64_t, int) {});
+  parallel_for(executor, 5, 2, [](std::int64_t, int) {});
+  parallel_for(executor, 5, 1, [](std::int64_t, int) {});  // one thread is enough: the caller's
+  parallel_for(executor, 1, 8, [](std::int64_t, int) {});
+  EXPECT_EQ(calls, (std::vector<int>{5, 2}));
+}
+
+std::string error_of(Executor::Run run) {
+  try {
+    parallel_for({.run = run}, 4, 2,
+                 [](std::int64_t, int worker) { EXPECT_TRUE(worker == 0 || worker == 1); });
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "none";
+}
+
+TEST(Executor, ThatLeavesTasksOutIsRefused) {
+  EXPECT_EQ(error_of([](void*, std::int64_t, int, Task task, void* data) { task(data, 3, 0); }),
+            "executor: ran 1 tasks, must run each of 4 once, on workers 0 to 1");
+}
+
+TEST(Executor, ThatRepeatsATaskIsRefused) {
+  EXPECT_EQ(error_of([](void*, std::int64_t tasks, int threads, Task task, void* data) {
+              run_backwards(nullptr, tasks, threads, task, data);
+              task(data, 0, 0);
+            }),
+            "executor: ran 5 tasks, must run each of 4 once, on workers 0 to 1");
+}
+
+TEST(Executor, ThatNumbersTasksOrWorkersWronglyRunsNone) {
+  EXPECT_EQ(error_of([](void*, std::int64_t tasks, int threads, Task task, void* data) {
+              task(data, 0, threads);
+              task(data, 1, -1);
+              task(data, tasks, 0);
+              task(data, -1, 0);
+            }),
+            "executor: ran 0 tasks, must run each of 4 once, on workers 0 to 1");
+}
+
+TEST(Executor, ThatThrowsIsHeard) {
+  const auto refuse = [](void*, std::int64_t, int, Task, void*) { throw std::runtime_error("closed"); };
+  EXPECT_THROW(parallel_for({.run = refuse}, 4, 2, [](std::int64_t, int) {}), std::runtime_error);
 }
 
 }  // namespace

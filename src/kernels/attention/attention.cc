@@ -77,14 +77,14 @@ namespace {
 // `tasks` of every unit of the wave, unit by unit while its keys are in cache; the last tasks first, which
 // under a causal mask are the longest.
 void run_step(const AttentionRun& run, std::int64_t wave, std::int64_t tasks, AttentionStep step) {
-  core::parallel_for(wave * tasks, run.workers, [&](std::int64_t i, int worker) {
+  core::parallel_for(run.job.execution.executor, wave * tasks, run.workers, [&](std::int64_t i, int worker) {
     step(run, i / tasks, tasks - 1 - i % tasks, worker);
   });
 }
 
 // The same with the tasks of a unit one after the other, in order.
 void run_step_in_order(const AttentionRun& run, std::int64_t wave, std::int64_t tasks, AttentionStep step) {
-  core::parallel_for(wave, run.workers, [&](std::int64_t unit, int worker) {
+  core::parallel_for(run.job.execution.executor, wave, run.workers, [&](std::int64_t unit, int worker) {
     for (std::int64_t task = 0; task < tasks; ++task) step(run, unit, task, worker);
   });
 }

@@ -159,11 +159,12 @@ void attention_backward(ConstView q, ConstView k, ConstView v, ConstView dout,
   const Workspace workspace(execution.workspace, total_bytes(run));
   run.memory = workspace.base();
   clear_bias(run, gradients.dbias.sizes);
-  core::parallel_for(run.units * run.plan.parts, run.workers, [&](std::int64_t task, int worker) {
-    steps.part(run, task / run.plan.parts, task % run.plan.parts, worker);
-  });
+  core::parallel_for(execution.executor, run.units * run.plan.parts, run.workers,
+                     [&](std::int64_t task, int worker) {
+                       steps.part(run, task / run.plan.parts, task % run.plan.parts, worker);
+                     });
   if (run.shares_sums()) {
-    core::parallel_for(run.units, run.workers,
+    core::parallel_for(execution.executor, run.units, run.workers,
                        [&](std::int64_t unit, int worker) { steps.join(run, unit, worker); });
   }
   store_bias(run, steps, gradients.dbias.sizes);

@@ -165,7 +165,7 @@ core::PlanInput plan_input(const Run& run) {
                      .value_size = shape.value_size,
                      .element_bytes = shape.wide() ? 8 : 4,
                      .cache_bytes = core::cache_bytes(),
-                     .threads = core::resolve_threads(run.job.execution.threads)};
+                     .threads = core::resolve_threads(run.job.execution)};
   if (run.job.execution.threads == 0) in.threads = std::min(in.threads, core::useful_threads(in));
   return in;
 }

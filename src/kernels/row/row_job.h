@@ -91,9 +91,9 @@ inline std::int64_t rows_per_task(std::int64_t keys) {
 // A kernel works on rows [begin, end) with one row of scratch (or null).
 using RowKernel = void (*)(const RowJob& job, std::int64_t begin, std::int64_t end, void* buffer);
 
-// Runs the kernel over all rows on at most `threads` threads. Allocates once, before anything is
-// written, if `buffered`.
-inline void run_rows(const RowJob& job, RowKernel kernel, int threads, bool buffered) {
+// Runs the kernel over all rows. Allocates once, before anything is written, if `buffered`.
+inline void run_rows(const RowJob& job, RowKernel kernel, const Execution& execution, bool buffered) {
+  const int threads = core::resolve_threads(execution);
   // Rows without keys only have stats; there may be any number of them.
   if (job.rows.keys() == 0 && job.stats.empty() && job.states.empty()) return;
   const std::int64_t per_task = rows_per_task(job.rows.keys());
@@ -101,7 +101,7 @@ inline void run_rows(const RowJob& job, RowKernel kernel, int threads, bool buff
   if (tasks == 0) return;
   const int workers = static_cast<int>(std::min<std::int64_t>(threads, tasks));
   const RowBuffers buffers = buffered ? RowBuffers(workers, job.rows.keys(), job.in.dtype) : RowBuffers();
-  core::parallel_for(tasks, workers, [&](std::int64_t task, int worker) {
+  core::parallel_for(execution.executor, tasks, workers, [&](std::int64_t task, int worker) {
     const std::int64_t begin = task * per_task;
     kernel(job, begin, std::min(begin + per_task, job.rows.count()), buffers.row<void>(worker));
   });

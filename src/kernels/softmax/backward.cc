@@ -104,9 +104,8 @@ void softmax_backward(ConstView in, ConstView dout, View din, const SoftmaxOptio
   core::check_apart({job.out, "din"}, {job.mask, "mask"});
   core::check_apart({job.out, "din"}, {options.lengths, "lengths"});
   core::check_apart({job.out, "din"}, {backward.stats, "stats"});
-  const int threads = core::resolve_threads(execution.threads);
   const bool buffered = !kernels::is_direct(job.in, rows.keys()) || job.mask.data != nullptr;
-  kernels::run_rows(job, WHET_DISPATCH(kernels::BackwardRows), threads, buffered);
+  kernels::run_rows(job, WHET_DISPATCH(kernels::BackwardRows), execution, buffered);
 }
 
 }  // namespace whet

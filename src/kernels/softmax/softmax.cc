@@ -140,13 +140,12 @@ void run_softmax(ConstView in, View out, const SoftmaxOptions& options, const So
   }
   core::check_apart(written[1], {job.in, "in"});
   core::check_apart(written[1], written[0]);
-  const int threads = core::resolve_threads(execution.threads);
 
   const bool direct_in = is_direct(job.in, rows.keys()) && job.mask.data == nullptr;
   const bool in_place = job.in.data == job.out.data;
   const bool buffered =
       !direct_in || !is_direct(job.out, rows.keys()) || (in_place && options.rule.needs_search());
-  run_rows(job, WHET_DISPATCH(SoftmaxRows), threads, buffered);
+  run_rows(job, WHET_DISPATCH(SoftmaxRows), execution, buffered);
 }
 
 }  // namespace
@@ -175,9 +174,8 @@ void states(ConstView in, std::span<RowState> out, const StatesOptions& options,
   core::check_apart({out, "out"}, {job.in, "in"});
   core::check_apart({out, "out"}, {job.mask, "mask"});
   core::check_apart({out, "out"}, {options.lengths, "lengths"});
-  const int threads = core::resolve_threads(execution.threads);
   const bool buffered = !kernels::is_direct(job.in, rows.keys()) || job.mask.data != nullptr;
-  kernels::run_rows(job, WHET_DISPATCH(kernels::StateRows), threads, buffered);
+  kernels::run_rows(job, WHET_DISPATCH(kernels::StateRows), execution, buffered);
 }
 
 }  // namespace whet
