@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "bindings.h"
+#include "openmp.h"
 #include "options.h"
 #include "rules.h"
 #include "views.h"
@@ -77,6 +78,8 @@ constexpr Option<A> kOptions[] = {
     {"key_starts", [](A& a, H v, N n) { a.options.key_starts = span_of<const std::int64_t>(v, n); }},
     {"skip_epsilon", [](A& a, H v, N n) { a.options.skip_epsilon = number_of(v, n); }},
     {"threads", [](A& a, H v, N n) { a.execution.threads = small_integer_of(v, n); }},
+    {"openmp_threads",
+     [](A& a, H v, N n) { a.execution.executor = openmp_executor(small_integer_of(v, n)); }},
 };
 
 constexpr Option<A> kOutputs[] = {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "bindings.h"
+#include "openmp.h"
 #include "options.h"
 #include "rules.h"
 #include "views.h"
@@ -24,7 +25,7 @@ struct RowOptions {
   std::span<const std::int64_t> lengths{};
   nb::handle stats = nb::none();  // written by some, read by others
   bool hold_beta = false;
-  int threads = 0;
+  whet::Execution execution{};
 
   whet::SoftmaxOptions softmax() const {
     return {.rule = rule, .axis = axis, .mask = mask, .lengths = lengths};
@@ -42,10 +43,14 @@ constexpr Option<O> kStats = {"stats", [](O& o, nb::handle v, const char*) { o.s
 constexpr Option<O> kHoldBeta = {"hold_beta",
                                  [](O& o, nb::handle v, const char* n) { o.hold_beta = flag_of(v, n); }};
 constexpr Option<O> kThreads = {
-    "threads", [](O& o, nb::handle v, const char* n) { o.threads = small_integer_of(v, n); }};
+    "threads", [](O& o, nb::handle v, const char* n) { o.execution.threads = small_integer_of(v, n); }};
+constexpr Option<O> kOpenMpThreads = {"openmp_threads", [](O& o, nb::handle v, const char* n) {
+                                        o.execution.executor = openmp_executor(small_integer_of(v, n));
+                                      }};
 
-constexpr Option<O> kForward[] = {kRule, kAxis, kMask, kLengths, kStats, kThreads};
-constexpr Option<O> kBackward[] = {kRule, kAxis, kMask, kLengths, kStats, kThreads, kHoldBeta};
+constexpr Option<O> kForward[] = {kRule, kAxis, kMask, kLengths, kStats, kThreads, kOpenMpThreads};
+constexpr Option<O> kBackward[] = {kRule,  kAxis,    kMask,          kLengths,
+                                   kStats, kThreads, kOpenMpThreads, kHoldBeta};
 constexpr Option<O> kStates[] = {kAxis, kMask, kLengths, kThreads};
 
 RowOptions options_of(const nb::kwargs& given, std::span<const Option<O>> known) {
@@ -64,7 +69,7 @@ void forward(nb::handle in, nb::handle out, const nb::kwargs& given) {
   const RowOptions o = options_of(given, kForward);
   const whet::SoftmaxOutputs outputs{.stats = span_of<whet::RowStats, double>(o.stats, "stats")};
   const nb::gil_scoped_release released;
-  function(from, to, o.softmax(), outputs, {.threads = o.threads});
+  function(from, to, o.softmax(), outputs, o.execution);
 }
 
 void softmax_backward(nb::handle in, nb::handle dout, nb::handle din, const nb::kwargs& given) {
@@ -76,7 +81,7 @@ void softmax_backward(nb::handle in, nb::handle dout, nb::handle din, const nb::
       .beta_gradient = o.hold_beta ? whet::BetaGradient::held : whet::BetaGradient::through_rule,
       .stats = span_of<const whet::RowStats, double>(o.stats, "stats")};
   const nb::gil_scoped_release released;
-  whet::softmax_backward(from, dfrom, to, o.softmax(), backward, {.threads = o.threads});
+  whet::softmax_backward(from, dfrom, to, o.softmax(), backward, o.execution);
 }
 
 void states(nb::handle in, nb::handle out, const nb::kwargs& given) {
@@ -85,7 +90,7 @@ void states(nb::handle in, nb::handle out, const nb::kwargs& given) {
   const RowOptions o = options_of(given, kStates);
   const whet::StatesOptions options{.axis = o.axis, .mask = o.mask, .lengths = o.lengths};
   const nb::gil_scoped_release released;
-  whet::states(from, to, options, {.threads = o.threads});
+  whet::states(from, to, options, o.execution);
 }
 
 // Element by element; `out` may be `a` or `b`.

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from whet import _core
-from whet._arguments import call
 from whet.torch._operators import recorded, register, transformed
-from whet.torch._tensors import door, goes_directly, mapped_first, saved_stats, stats_buffer, transforming, watched
+from whet.torch._tensors import (call, door, goes_directly, mapped_first, saved_stats, stats_buffer, transforming,
+                                 watched)
 
 # The extension's words for the arguments of whet.torch.attention.
 _NAMES = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask", "bias": "attn_mask", "causal": "is_causal",

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from whet import _core
-from whet._arguments import call
 from whet.torch._operators import recorded, register, transformed
-from whet.torch._tensors import door, goes_directly, mapped_first, saved_stats, stats_buffer, transforming, watched
+from whet.torch._tensors import (call, door, goes_directly, mapped_first, saved_stats, stats_buffer, transforming,
+                                 watched)
 
 # The extension's words for the arguments of whet.torch.softmax.
 _NAMES = {"in": "input", "mask": "where", "axis": "dim", "dout": "grad"}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from whet import _core
+from whet import _arguments, _core
 from whet.stats import Stats
+
+# torch's OpenMP workers spin for a while after each operator, and would compete with other threads for their cores: calls
+# run on the same workers. Where torch has no such runtime they run on whet's own.
+_core.find_openmp(torch._C.__file__)
 
 # The extension's numbers for element types.
 _CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.bool: 4, torch.int64: 5}
@@ -30,6 +34,11 @@ _REFUSED = {
 def door(tensor: Tensor | None) -> tuple[Any, ...] | None:
     """A tensor as the extension takes it: by address. Whoever calls keeps it alive."""
     return None if tensor is None else (tensor.data_ptr(), _CODES[tensor.dtype], tensor.shape, tensor.stride())
+
+
+def call(function: Callable[..., None], names: Mapping[str, str], *arguments: Any, **options: Any) -> None:
+    """Calls into the extension, on as many threads as torch's operators use."""
+    _arguments.call(function, names, *arguments, openmp_threads=torch.get_num_threads(), **options)
 
 
 def settled(rule: str) -> str:
