@@ -29,7 +29,7 @@ extern "C" {
 
 typedef enum whet_status {
   WHET_OK = 0,
-  WHET_INVALID_ARGUMENT = 1, /* nothing was written */
+  WHET_INVALID_ARGUMENT = 1, /* nothing was written, unless an executor failed */
   WHET_OUT_OF_MEMORY = 2,    /* nothing was written */
   WHET_INTERNAL_ERROR = 3    /* a defect in whet: please report it */
 } whet_status;
@@ -79,13 +79,21 @@ typedef struct whet_row_stats {
   double beta, sharp_entropy, sharp_peak;                            /* chosen by the rule; at that beta */
 } whet_row_stats;
 
+/* Executor: calls task(data, i, worker) once for every i in [0, tasks) on at most `threads` threads, and
+ * returns when all have returned. `worker` is 0..threads-1, and no two tasks that run at the same time have
+ * the same. An executor that doesn't: WHET_INVALID_ARGUMENT, with unspecified outputs. */
+typedef void (*whet_task)(void* data, int64_t i, int worker);
+typedef void (*whet_run_tasks)(void* context, int64_t tasks, int threads, whet_task task, void* data);
+
 /* How a call runs; the same for all functions. */
 typedef struct whet_execution {
   size_t struct_size;
-  int32_t threads; /* at most this many; 0: whet_threads(), fewer where the work is too little for them */
-  int32_t reserved;
-  void* workspace; /* scratch memory for attention and its gradient; NULL: the call allocates */
+  int32_t threads; /* at most this many; 0: executor_threads, fewer where the work is too little for them */
+  int32_t executor_threads; /* 0: whet_threads() */
+  void* workspace;          /* scratch memory for attention and its gradient; NULL: the call allocates */
   size_t workspace_bytes;
+  whet_run_tasks executor_run; /* NULL: whet's own threads */
+  void* executor_context;
 } whet_execution;
 
 WHET_API const char* whet_version(void);

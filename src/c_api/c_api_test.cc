@@ -214,4 +214,41 @@ TEST(CApiNumbers, AScaleOfZeroIsZero) {
   EXPECT_EQ(data.y, mean);
 }
 
+// ---- Executors ----
+
+// Counts its calls in the context and leaves out `left_out` of the tasks.
+template <int left_out>
+void run_counted(void* context, int64_t tasks, int threads, whet_task task, void* data) {
+  ++*static_cast<int*>(context);
+  for (int64_t i = left_out; i < tasks; ++i) task(data, i, threads - 1);
+}
+
+TEST(CApiExecutor, RunsTheTasks) {
+  constexpr std::int64_t kManyRows[] = {20, 2000};
+  std::vector<float> x(40000), expected(40000), y(40000);
+  for (std::size_t i = 0; i < x.size(); ++i) x[i] = static_cast<float>(i % 7);
+  const whet_view in{x.data(), WHET_F32, 2, kManyRows, nullptr};
+  const whet_view expected_out{expected.data(), WHET_F32, 2, kManyRows, nullptr};
+  const whet_view out{y.data(), WHET_F32, 2, kManyRows, nullptr};
+  ASSERT_EQ(whet_softmax(&in, &expected_out, nullptr, nullptr, nullptr), WHET_OK);
+
+  int calls = 0;
+  whet_execution execution{};
+  execution.struct_size = sizeof execution;
+  execution.executor_run = run_counted<0>;
+  execution.executor_context = &calls;
+  execution.executor_threads = 2;
+  ASSERT_EQ(whet_softmax(&in, &out, nullptr, nullptr, &execution), WHET_OK) << whet_last_error();
+  EXPECT_EQ(calls, 1);
+  EXPECT_EQ(y, expected);
+
+  execution.executor_run = run_counted<1>;
+  EXPECT_EQ(whet_softmax(&in, &out, nullptr, nullptr, &execution), WHET_INVALID_ARGUMENT);
+  EXPECT_TRUE(std::string(whet_last_error()).starts_with("executor: ran ")) << whet_last_error();
+
+  execution.executor_threads = -1;
+  EXPECT_EQ(whet_softmax(&in, &out, nullptr, nullptr, &execution), WHET_INVALID_ARGUMENT);
+  EXPECT_TRUE(std::string(whet_last_error()).starts_with("executor.threads is -1")) << whet_last_error();
+}
+
 }  // namespace

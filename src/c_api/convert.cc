@@ -74,6 +74,7 @@ BetaGradient beta_gradient(int32_t hold_beta) {
 Execution execution_of(const whet_execution* given) {
   const whet_execution e = known_part(given, "execution");
   return {.threads = e.threads,
+          .executor = {.run = e.executor_run, .context = e.executor_context, .threads = e.executor_threads},
           .workspace = span_if_given(static_cast<std::byte*>(e.workspace), e.workspace_bytes)};
 }
 
