@@ -90,7 +90,7 @@ void keep_steps(const std::string& path, const lab::Recipe& recipe, const lab::T
   file.commit();
 }
 
-// Seconds per step: the median over rounds of `steps` steps that go on from each other.
+// Seconds per step: the median over rounds of `steps` steps that continue each other.
 std::vector<double> time_steps(const lab::Recipe& recipe, const lab::TrainingState& start, int rounds,
                                int steps) {
   lab::Trainer trainer(recipe, start);

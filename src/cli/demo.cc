@@ -116,7 +116,7 @@ void demo(const Arguments& arguments) {
 void add_demo(CLI::App& app) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("demo", "Train and compare two heads: a minute or two on two cores");
-  command->add_option("DIR", arguments->folder, "Folder of the demo; one that was stopped goes on")
+  command->add_option("DIR", arguments->folder, "Folder of the demo; a stopped one is resumed")
       ->capture_default_str();
   command
       ->add_option("--steps", arguments->steps,

@@ -104,7 +104,7 @@ void add_reproduce(CLI::App& app) {
   arguments->folder = "reproduction";
   CLI::App* command =
       app.add_subcommand("reproduce", "The paper's experiment: train, evaluate, fit, compare");
-  command->add_option("DIR", arguments->folder, "Folder of the experiment; one that was stopped goes on")
+  command->add_option("DIR", arguments->folder, "Folder of the experiment; a stopped one is resumed")
       ->capture_default_str();
   command->add_option("--seeds", arguments->seeds, "Heads to train: seeds SEED, SEED + 1, ...")
       ->type_name("N")
@@ -116,7 +116,7 @@ void add_reproduce(CLI::App& app) {
       "Trains heads on sets of 5..16 items, one per core, and evaluates them on sets up to 16,384 under "
       "every "
       "rule.\n"
-      "Ctrl-C at any time: the same command goes on where it was. DIR gets seed-N/ for every head, "
+      "Ctrl-C at any time: the same command resumes. DIR gets seed-N/ for every head, "
       "results.json,\n"
       "tables.md, tables.csv and report.html.\n\n"
       "Examples:\n"

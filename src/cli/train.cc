@@ -38,13 +38,12 @@ void run(const Arguments& arguments) {
 void add_train(CLI::App& app) {
   auto arguments = std::make_shared<Arguments>();
   CLI::App* command = app.add_subcommand("train", "Train one head on max retrieval, in a folder");
-  command->add_option("DIR", arguments->folder, "Folder of the run; one that was stopped goes on")
-      ->required();
+  command->add_option("DIR", arguments->folder, "Folder of the run; a stopped one is resumed")->required();
   arguments->recipe.add_to(*command);
   command->footer(
       "The folder gets config.json, checkpoint.safetensors and metrics.jsonl. A run that was stopped, killed "
       "or cut off\n"
-      "by a full disk goes on with the same command and ends in the same bits.\n\n"
+      "by a full disk is resumed by the same command and ends in the same bits.\n\n"
       "Examples:\n"
       "  whet train run --steps 5000\n"
       "  whet train sharp --recipe sharp --seed 3\n");

@@ -32,7 +32,7 @@ struct StudyOptions {
   std::vector<NamedNormalizer> extra{};  // beside the standard ones
   bool calibrate = true;  // also the two calibrated versions of every head, on a quarter of the sets
   int threads = 0;
-  bool cache = false;  // results of each head in evaluation.json of its run, so that a stopped study goes on
+  bool cache = false;  // results of each head in evaluation.json of its run, so that a stopped study resumes
 };
 
 // A run to train: where, and how.
@@ -41,7 +41,7 @@ struct Training {
   Recipe recipe;
 };
 
-// Trains every run, one per thread; runs that are there go on. Every folder is looked at before the first
+// Trains every run, one per thread; existing runs are resumed. Every folder is looked at before the first
 // step: a wrong one must not cost the training of the others.
 std::vector<Run> train_runs(const std::vector<Training>& trainings, int threads,
                             const ProgressListener& listener);

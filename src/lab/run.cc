@@ -179,7 +179,7 @@ class FolderLock {
   files::FileHandle handle_;
 };
 
-// The state to go on from; a new one if the folder is new.
+// The state to resume from; a new one if the folder is new.
 TrainingState open_run(const std::string& folder, const Recipe& recipe) {
   make_folder(folder);
   if (!exists(in(folder, kConfig))) {

@@ -6,7 +6,7 @@
 //     evaluation.json          what `whet reproduce` found of the head (lab/reproduction.h), if it did
 //
 // Files are replaced whole. Metrics are written before the checkpoint they belong to, and what is ahead of
-// the checkpoint is dropped when a run goes on, so that a run killed at any moment ends in the same bits.
+// the checkpoint is dropped when a run is resumed, so that a run killed at any moment ends in the same bits.
 #ifndef WHET_LAB_RUN_H_
 #define WHET_LAB_RUN_H_
 
@@ -47,7 +47,7 @@ struct Run {
 std::int64_t prepare_run(const std::string& folder, const Recipe& recipe);
 
 // Trains until recipe.steps, from where the folder's checkpoint stands, as prepare_run() has it. `progress`
-// hears of every step; what it throws ends the training, which can go on from the last checkpoint.
+// hears of every step; what it throws ends the training, which can be resumed from the last checkpoint.
 // FileError also if another process is training in this folder.
 void train_run(const std::string& folder, const Recipe& recipe,
                const std::function<void(std::int64_t steps)>& progress);

@@ -67,7 +67,7 @@ def test_a_run_is_three_files_that_others_can_read(trained):
 
 
 def test_killed_at_any_moment_a_run_ends_in_the_same_bits(trained, tmp_path):
-    """kill -9 again and again, before the first checkpoint and after it; the same command goes on."""
+    """kill -9 again and again, before the first checkpoint and after it; the same command resumes."""
     folder, generator = tmp_path / "run", random.Random(1)
     command = list(map(str, [WHET, "train", folder, "--steps", STEPS, *SMALL]))
 
