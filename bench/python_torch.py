@@ -178,10 +178,11 @@ def _after_an_operator(rounds: int) -> list[Bar]:
         for threads in (1, 2):
             setup = functools.partial(product, threads, x)
             contenders += [
-                _contender(f"torch SDPA, threads {threads}", lambda: sdpa(*given), [plain], threads, setup),
-                _contender(f"attention, threads {threads}", lambda: attention(*given), [plain], threads, setup),
-                _contender(f"attention, paper, threads {threads}", lambda: attention(*given, rule="paper"), [paper],
-                           threads, setup)]
+                _contender(f"torch SDPA, threads {threads}", functools.partial(sdpa, *given), [plain], threads, setup),
+                _contender(f"attention, threads {threads}", functools.partial(attention, *given), [plain], threads,
+                           setup),
+                _contender(f"attention, paper, threads {threads}", functools.partial(attention, *given, rule="paper"),
+                           [paper], threads, setup)]
         title = f"Attention right after an operator of torch, 8 × {keys}, d 64"
         timings = _measured(title, contenders, 2 * rounds, 1e-3, "ms", min_seconds=0)
         bars.append(Bar(f"8 × {keys} after an operator of torch: two threads against one",
