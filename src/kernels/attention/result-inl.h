@@ -92,11 +92,11 @@ HWY_NOINLINE RowResult<T> FinishRow(const AttentionRun& run, const Unit& unit, s
     std::fill(keys + found, keys + outputs.top_k, -1);
     std::fill_n(top_weights, outputs.top_k, 0.0f);
   }
-  const RowWants wants{.stats = !outputs.stats.empty()};
+  const bool stats = !outputs.stats.empty();
   const RowResult<T> result =
-      FunctionsOf<T>(run.job.options.normalizer).weigh(input, run.job.rule(head), wants, x + range.begin);
+      FunctionsOf<T>(run.job.options.normalizer).weigh(input, run.job.rule(head), stats, x + range.begin);
   const double z = result.sums.z;
-  if (wants.stats) outputs.stats[static_cast<std::size_t>(row)] = StatsOf(input, result);
+  if (stats) outputs.stats[static_cast<std::size_t>(row)] = StatsOf(input, result);
   const std::uint8_t* keep = input.tiles->keep;
   if (!(z > 0)) {
     if (std::isnan(z)) std::fill_n(top_weights, found, std::numeric_limits<float>::quiet_NaN());

@@ -48,6 +48,11 @@ struct Hard {
     return sums;
   }
 
+  template <typename T>
+  static double Peak(const RowResult<T>& result) {
+    return result.key_max == result.top ? 1 : 0;
+  }
+
   // w = [x = max] / ties doesn't depend on x:  dx = 0
   template <typename T>
   static HWY_INLINE void Backward(const RowGradient<T>& row, const Rule& /*rule*/, bool /*moves*/) {

@@ -181,8 +181,11 @@ TEST(Hard, ASinkAboveAllLogitsTakesAll) {
   for (const std::int64_t queries : {3, 40}) {
     Problem p(queries, 300);
     std::vector<float> sinks = {1e6f, -1e6f};
+    std::vector<RowStats> stats(static_cast<std::size_t>(p.H * p.N));
     attention(p.view(p.q, p.N, p.D), p.view(p.k, p.M, p.D), p.view(p.v, p.M, p.E), p.view(p.out, p.N, p.E),
-              {.normalizer = kHard, .scale = 1, .sinks = View(sinks.data(), {2})});
+              {.normalizer = kHard, .scale = 1, .sinks = View(sinks.data(), {2})}, {.stats = stats});
+    EXPECT_EQ(stats.front().sharp_peak, 0);
+    EXPECT_GT(stats.back().sharp_peak, 0);
     for (std::size_t i = 0; i < p.out.size(); ++i) {
       const auto h = static_cast<std::int64_t>(i) / (p.N * p.E),
                  at = static_cast<std::int64_t>(i) / p.E % p.N;

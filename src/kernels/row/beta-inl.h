@@ -79,6 +79,7 @@ struct RowResult {
   Sums sums{};                 // z, and t if it was wanted, of the weights before they are normalised
   T top = 0;                   // where y is measured from: the largest logit, the sink's too
   T key_max = 0;               // the largest logit of a key
+  double peak = 0;             // the largest weight of a key, before they are normalised
   const T* weights = nullptr;  // where e^(beta y) of all keys and the sink lies already
 };
 

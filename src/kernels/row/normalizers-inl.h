@@ -25,8 +25,8 @@ namespace HWY_NAMESPACE {
 // The row engine with one normalizer.
 template <typename T>
 struct RowFunctions {
-  RowResult<T> (*weigh)(const RowInput<T>& row, const Rule& rule, RowWants wants, T* out);
-  RowResult<T> (*normalise)(const RowInput<T>& row, const Rule& rule, RowWants wants, T* out);
+  RowResult<T> (*weigh)(const RowInput<T>& row, const Rule& rule, bool stats, T* out);
+  RowResult<T> (*normalise)(const RowInput<T>& row, const Rule& rule, bool stats, T* out);
   SavedRow (*save)(const RowInput<T>& row, const Rule& rule);
   Sums (*weigh_part)(const RowInput<T>& row, T top, double beta, T* out);
   void (*backward)(const RowGradient<T>& row, const Rule& rule, bool through_rule);

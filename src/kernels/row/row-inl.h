@@ -19,6 +19,7 @@
 //     Reach            how far below the maximum (in units of the logit) a key may lie and still have weight;
 //                      keys beyond have less than `epsilon` of the row together
 //     Weigh            weights of the row's runs of keys
+//     Peak             the largest of them, given that a sink may lie above all keys
 //     Backward         from a saved row, logits and dL/dw: the weights again, and dL/dx
 //
 // and is listed in normalizers-inl.h. Bytes: a row of n logits is read once by the scan, once by each sweep
@@ -112,23 +113,17 @@ HWY_INLINE const Rule& RuleFor(const Rule& rule) {
   return Normalizer::kUsesBeta ? rule : kNone;
 }
 
-// What is wanted of a row beside its weights.
-struct RowWants {
-  bool stats = false;    // all of the state at beta = 1, and t at beta
-  bool moments = false;  // t at beta, and at beta = 1 if the rule depends on the entropy
-};
-
 // False for a row without visible keys, whose sums.z stays 0, and for one that holds NaN, where it is NaN.
 template <typename T>
 HWY_INLINE bool CanBeWeighed(const RowResult<T>& result) {
   return result.state.count > 0 && (!result.measured || result.state.z > 0);
 }
 
-// Weights of the row in `out` (which may be row.x), not normalised. A row that can't be weighed has a sums.z
-// that isn't positive, and nothing is written.
+// Weights of the row in `out` (which may be row.x), not normalised; with `stats`, all that StatsOf needs. A
+// row that can't be weighed has a sums.z that isn't positive, and nothing is written.
 template <class Normalizer, typename T>
-HWY_NOINLINE RowResult<T> WeighRow(const RowInput<T>& row, const Rule& rule, RowWants wants, T* out) {
-  RowResult<T> result = ChooseBeta(row, RuleFor<Normalizer>(rule), wants.stats, false);
+HWY_NOINLINE RowResult<T> WeighRow(const RowInput<T>& row, const Rule& rule, bool stats, T* out) {
+  RowResult<T> result = ChooseBeta(row, RuleFor<Normalizer>(rule), stats, false);
   if (!CanBeWeighed(result)) return result;
   bool all = true;
   if (row.tiles != nullptr && row.tiles->keep != nullptr) {
@@ -138,24 +133,24 @@ HWY_NOINLINE RowResult<T> WeighRow(const RowInput<T>& row, const Rule& rule, Row
     std::copy_n(result.weights, row.size(), out);
   } else {
     const T* const next = result.measured ? nullptr : row.next;
-    result.sums = Normalizer::Weigh(Runs<T>{row, all}, result.top, result.beta, wants.stats || wants.moments,
-                                    out, next);
+    result.sums = Normalizer::Weigh(Runs<T>{row, all}, result.top, result.beta, stats, out, next);
   }
+  if (stats) result.peak = Normalizer::Peak(result);
   return result;
 }
 
 // The same for a row without tiles, with normalised weights: 0 in a row without visible keys, NaN in one that
 // holds NaN.
 template <class Normalizer, typename T>
-HWY_NOINLINE RowResult<T> NormaliseRow(const RowInput<T>& row, const Rule& rule, RowWants wants, T* out) {
-  RowResult<T> result = ChooseBeta(row, RuleFor<Normalizer>(rule), wants.stats, false);
+HWY_NOINLINE RowResult<T> NormaliseRow(const RowInput<T>& row, const Rule& rule, bool stats, T* out) {
+  RowResult<T> result = ChooseBeta(row, RuleFor<Normalizer>(rule), stats, false);
   const bool summed = Normalizer::kIsExponential && result.summed;
   if (CanBeWeighed(result) && !summed) {
     const T* const next = result.measured ? nullptr : row.next;
-    result.sums = Normalizer::Weigh(Runs<T>{row, true}, result.top, result.beta, wants.stats || wants.moments,
-                                    out, next);
+    result.sums = Normalizer::Weigh(Runs<T>{row, true}, result.top, result.beta, stats, out, next);
     result.weights = out;
   }
+  if (stats) result.peak = Normalizer::Peak(result);
   const double z = result.sums.z;
   if (!(z > 0)) {
     std::fill_n(out, row.size(), static_cast<T>(z));
@@ -173,14 +168,13 @@ HWY_NOINLINE Sums WeighPart(const RowInput<T>& row, T top, double beta, T* out) 
   return Normalizer::Weigh(Runs<T>{row, true}, top, beta, false, out, static_cast<const T*>(nullptr));
 }
 
-// The statistics of a row that was weighed. The sink isn't a key, so it isn't the peak.
+// The statistics of a row that was weighed. The sink isn't a key, so its weight isn't the peak.
 template <typename T>
 HWY_INLINE RowStats StatsOf(const RowInput<T>& row, const RowResult<T>& result) {
   RowStats stats = core::stats_of(result.state, result.beta, result.sums);
   if (row.sink && CanBeWeighed(result)) {
-    const double depth = static_cast<double>(result.top) - static_cast<double>(result.key_max);
-    stats.peak *= std::exp(-depth);
-    stats.sharp_peak *= std::exp(-result.beta * depth);
+    stats.peak *= std::exp(static_cast<double>(result.key_max) - static_cast<double>(result.top));
+    stats.sharp_peak *= result.peak;
   }
   return stats;
 }
@@ -242,7 +236,7 @@ HWY_NOINLINE SavedRow SaveRow(const RowInput<T>& row, const Rule& rule) {
     result.sums = Normalizer::Weigh(Runs<T>{row, true}, result.top, result.beta, needs_entropy(rule),
                                     static_cast<T*>(nullptr), static_cast<const T*>(nullptr));
   }
-  return Saved(result, rule);
+  return Saved(result, RuleFor<Normalizer>(rule));
 }
 
 // A row on its way back. The sink, if any, is one more key at the end.

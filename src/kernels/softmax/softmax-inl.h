@@ -52,6 +52,11 @@ struct Softmax {
   }
 
   template <typename T>
+  static double Peak(const RowResult<T>& result) {
+    return std::exp(result.beta * (static_cast<double>(result.key_max) - static_cast<double>(result.top)));
+  }
+
+  template <typename T>
   static HWY_INLINE void Backward(const RowGradient<T>& row, const Rule& rule, bool moves) {
     SoftmaxBackward(row, rule, moves);
   }

@@ -34,7 +34,7 @@ HWY_INLINE void SoftmaxRowsOf(const RowJob& job, std::int64_t begin, std::int64_
   const std::int64_t in_bytes = core::element_bytes(job.in.dtype);
   core::RowCursor<3> cursor(job.rows, {&job.in, &job.out, &job.mask}, begin);
   const RowFunctions<T>& functions = FunctionsOf<T>(job.normalizer);
-  const RowWants wants{.stats = !job.stats.empty()};
+  const bool wants_stats = !job.stats.empty();
   const bool out_is_direct = kernels::is_direct(job.out, job.rows.keys());
   for (std::int64_t row = begin; row < end; ++row, cursor.next()) {
     const std::int64_t n = job.length(row);
@@ -56,10 +56,10 @@ HWY_INLINE void SoftmaxRowsOf(const RowJob& job, std::int64_t begin, std::int64_
                             .parameter = job.normalizer.parameter(),
                             .scratch = target != x ? target : (buffer != x ? buffer : nullptr),
                             .next = next};
-    const RowResult<T> result = functions.normalise(input, job.rule, wants, target);
+    const RowResult<T> result = functions.normalise(input, job.rule, wants_stats, target);
     std::fill(target + n, target + job.rows.keys(), T(0));
     if (!out_is_direct) StoreRow(target, job.out.dtype, job.out.key_stride, job.rows.keys(), out);
-    if (wants.stats) {
+    if (wants_stats) {
       RowStats& stats = job.stats[static_cast<std::size_t>(row)];
       stats = StatsOf(input, result);
       if (result.state.count > 0) {
