@@ -57,9 +57,11 @@ class _Execution(_Sized):
     _fields_ = [
         ("struct_size", c_size_t),
         ("threads", c_int32),
-        ("reserved", c_int32),
+        ("executor_threads", c_int32),
         ("workspace", c_void_p),
         ("workspace_bytes", c_size_t),
+        ("executor_run", c_void_p),
+        ("executor_context", c_void_p),
     ]
 
 
