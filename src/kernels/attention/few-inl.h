@@ -38,7 +38,17 @@ inline constexpr int kFewKeys = 4;            // keys at a time
 inline constexpr int kFewVectors = 4;         // vectors of a value at a time
 inline constexpr std::int64_t kFewTile = 64;  // keys that stay in the first-level cache for all rows
 
-#if HWY_TARGET != HWY_SCALAR
+// out[i] = the sum of the lanes of s<i>.
+template <class D, class V = hn::Vec<D>, typename T>
+HWY_INLINE void StoreSums(D d, V s0, V s1, V s2, V s3, T* out) {
+  out[0] = hn::GetLane(hn::SumOfLanes(d, s0));
+  out[1] = hn::GetLane(hn::SumOfLanes(d, s1));
+  out[2] = hn::GetLane(hn::SumOfLanes(d, s2));
+  out[3] = hn::GetLane(hn::SumOfLanes(d, s3));
+}
+
+// Where the length of vectors is known, the four sums of floats are taken together.
+#if HWY_TARGET != HWY_SCALAR && !HWY_HAVE_SCALABLE
 // out[0..4) = the sums over all blocks of 4 lanes.
 template <class D>
 HWY_INLINE void StoreBlockSum(D d, hn::Vec<D> v, float* out) {
@@ -50,64 +60,53 @@ HWY_INLINE void StoreBlockSum(D d, hn::Vec<D> v, float* out) {
   }
 }
 
-// out[i] = the sum of the lanes of sums[i].
-HWY_INLINE void StoreSums(hn::ScalableTag<float> d, const hn::Vec<hn::ScalableTag<float>>* sums, float* out) {
+template <class V = hn::Vec<hn::ScalableTag<float>>>
+HWY_INLINE void StoreSums(hn::ScalableTag<float> d, V s0, V s1, V s2, V s3, float* out) {
   const hn::RepartitionToWide<decltype(d)> dw;
-  const auto a = hn::Add(hn::InterleaveLower(d, sums[0], sums[1]), hn::InterleaveUpper(d, sums[0], sums[1]));
-  const auto b = hn::Add(hn::InterleaveLower(d, sums[2], sums[3]), hn::InterleaveUpper(d, sums[2], sums[3]));
+  const auto a = hn::Add(hn::InterleaveLower(d, s0, s1), hn::InterleaveUpper(d, s0, s1));
+  const auto b = hn::Add(hn::InterleaveLower(d, s2, s3), hn::InterleaveUpper(d, s2, s3));
   const auto aw = hn::BitCast(dw, a), bw = hn::BitCast(dw, b);
   const auto low = hn::BitCast(d, hn::InterleaveLower(dw, aw, bw));
   const auto high = hn::BitCast(d, hn::InterleaveUpper(dw, aw, bw));
   StoreBlockSum(d, hn::Add(low, high), out);
 }
-#else
-HWY_INLINE void StoreSums(hn::ScalableTag<float> d, const hn::Vec<hn::ScalableTag<float>>* sums, float* out) {
-  for (int i = 0; i < kFewKeys; ++i) out[i] = hn::GetLane(hn::SumOfLanes(d, sums[i]));
-}
 #endif
-HWY_INLINE void StoreSums(hn::ScalableTag<double> d, const hn::Vec<hn::ScalableTag<double>>* sums,
-                          double* out) {
-  for (int i = 0; i < kFewKeys; ++i) out[i] = hn::GetLane(hn::SumOfLanes(d, sums[i]));
-}
 
-// x[row][key] = <q_row, k_key> for kRows rows and `keys` keys; size is a multiple of the vector.
+// x[row][key] = <q_row, k_key> for kRows rows and `keys` keys; size is a multiple of the vector. The sum of
+// row r and key i is s<r><i>.
 template <int kRows, typename T, typename Stored>
 HWY_NOINLINE void DotRows(const T* q, std::int64_t q_stride, const Stored* k, std::int64_t k_stride,
                           std::int64_t keys, std::int64_t size, T* x, std::int64_t x_stride) {
+  static_assert(kRows <= kFewGroup && kFewGroup == 3 && kFewKeys == 4);
   const hn::ScalableTag<T> d;
-  using V = hn::Vec<decltype(d)>;
+  using V = hn::Vec<hn::ScalableTag<T>>;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const V zero = hn::Zero(d);
   for (std::int64_t key = 0; key < keys; key += kFewKeys) {
-    const Stored* at[kFewKeys];
-    for (int i = 0; i < kFewKeys; ++i) at[i] = k + std::min(key + i, keys - 1) * k_stride;
-    V sums[kRows][kFewKeys];
-#pragma GCC unroll 4
-    for (int r = 0; r < kRows; ++r) {
-#pragma GCC unroll 4
-      for (int i = 0; i < kFewKeys; ++i) sums[r][i] = hn::Zero(d);
-    }
+    const auto at = [&](std::int64_t i) { return k + std::min(key + i, keys - 1) * k_stride; };
+    const Stored *k0 = at(0), *k1 = at(1), *k2 = at(2), *k3 = at(3);
+    V s00 = zero, s01 = zero, s02 = zero, s03 = zero, s10 = zero, s11 = zero, s12 = zero, s13 = zero;
+    V s20 = zero, s21 = zero, s22 = zero, s23 = zero;
     for (std::int64_t e = 0; e < size; e += lanes) {
       // 12 sums, 3 queries and one key: all 16 registers of AVX2.
-      V queries[kRows];
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) queries[r] = hn::LoadU(d, q + r * q_stride + e);
-#pragma GCC unroll 4
-      for (int i = 0; i < kFewKeys; ++i) {
-        const V value = LoadWide(d, at[i] + e);
-#pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) sums[r][i] = hn::MulAdd(queries[r], value, sums[r][i]);
-      }
+      const V q0 = hn::LoadU(d, q + e);
+      V q1 = zero, q2 = zero;
+      if constexpr (kRows > 1) q1 = hn::LoadU(d, q + q_stride + e);
+      if constexpr (kRows > 2) q2 = hn::LoadU(d, q + 2 * q_stride + e);
+      AddProducts<kRows>(LoadWide(d, k0 + e), q0, q1, q2, s00, s10, s20);
+      AddProducts<kRows>(LoadWide(d, k1 + e), q0, q1, q2, s01, s11, s21);
+      AddProducts<kRows>(LoadWide(d, k2 + e), q0, q1, q2, s02, s12, s22);
+      AddProducts<kRows>(LoadWide(d, k3 + e), q0, q1, q2, s03, s13, s23);
     }
-    if (key + kFewKeys <= keys) {
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) StoreSums(d, sums[r], x + r * x_stride + key);
-    } else {
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        T four[kFewKeys];
-        StoreSums(d, sums[r], four);
-        std::copy_n(four, keys - key, x + r * x_stride + key);
-      }
+    T sums[kRows * kFewKeys];
+    const bool whole = key + kFewKeys <= keys;
+    T* to = whole ? x + key : sums;
+    const std::int64_t stride = whole ? x_stride : kFewKeys;
+    StoreSums(d, s00, s01, s02, s03, to);
+    if constexpr (kRows > 1) StoreSums(d, s10, s11, s12, s13, to + stride);
+    if constexpr (kRows > 2) StoreSums(d, s20, s21, s22, s23, to + 2 * stride);
+    for (int r = 0; !whole && r < kRows; ++r) {
+      std::copy_n(sums + r * kFewKeys, keys - key, x + r * x_stride + key);
     }
   }
 }
@@ -116,7 +115,7 @@ HWY_NOINLINE void DotRows(const T* q, std::int64_t q_stride, const Stored* k, st
 template <int kRows, typename T, typename Stored>
 HWY_INLINE void AddValues(const T* w, std::int64_t w_stride, const Stored* v, std::int64_t v_stride,
                           std::int64_t keys, std::int64_t size, T* out, std::int64_t out_stride) {
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
+  const std::int64_t lanes = ProductLanes<T>();
   std::int64_t e = 0;
   for (; e + kFewVectors * lanes <= size; e += kFewVectors * lanes) {
     MultiplyRows<kRows, kFewVectors, true>(w, w_stride, 1, v + e, v_stride, keys, out + e, out_stride);

@@ -24,6 +24,8 @@ using core::kTileKeys;
 using kernels::Pass;
 using kernels::Shared;
 
+static_assert(kernels::kPad % kMaxPanelColumns == 0);  // padded sizes are whole panels
+
 // Rows of `grid` can be read where they are, as whole panels.
 template <typename T>
 HWY_INLINE bool IsPanelled(const core::Grid& grid, std::int64_t size) {

@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "kernels/dense/dense.h"
 #include "kernels/dense/matmul-inl.h"
@@ -42,12 +43,16 @@ HWY_INLINE void ForVectors(std::int64_t n, const Body& body) {
 
 inline constexpr std::int64_t kDepthBlock = 128;
 
+// The longest row of a panel.
+template <typename T>
+inline constexpr std::size_t kMaxPanel = kPanelVectors* hn::MaxLanes(ProductTag<T>());
+
 // A full panel of rows of b that lie in order. Vectors, since a copy of this size as the compiler makes it
 // costs more.
 template <typename T>
 HWY_INLINE void PackRows(const T* b, std::int64_t step_stride, std::int64_t depth, T* HWY_RESTRICT panel) {
-  const hn::ScalableTag<T> d;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const ProductTag<T> d;
+  const std::int64_t lanes = ProductLanes<T>();
   for (std::int64_t step = 0; step < depth; ++step, b += step_stride, panel += kPanelVectors * lanes) {
 #pragma GCC unroll 4
     for (int v = 0; v < kPanelVectors; ++v) hn::StoreU(hn::LoadU(d, b + v * lanes), d, panel + v * lanes);
@@ -73,7 +78,7 @@ template <bool kAdd, typename T>
 HWY_INLINE void MultiplyPanel(const Product<T>& p, const T* a, const T* panel, std::int64_t depth,
                               std::int64_t columns, T* c) {
   const std::int64_t width = PanelColumns<T>();
-  HWY_ALIGN T tile[kStripRows * kPanelVectors * hn::MaxLanes(hn::ScalableTag<T>())];
+  HWY_ALIGN T tile[kStripRows * kMaxPanel<T>];
   for (std::int64_t row = 0; row < p.rows; row += kStripRows) {
     const int rows = static_cast<int>(std::min<std::int64_t>(kStripRows, p.rows - row));
     const Strip<T> strip{a + row * p.a_row_stride, p.a_row_stride, p.a_step_stride};
@@ -94,7 +99,7 @@ HWY_INLINE void MultiplyPanel(const Product<T>& p, const T* a, const T* panel, s
 template <typename T>
 void DenseMultiply(const Product<T>& p) {
   const std::int64_t width = PanelColumns<T>();
-  HWY_ALIGN T panel[kDepthBlock * kPanelVectors * hn::MaxLanes(hn::ScalableTag<T>())];
+  HWY_ALIGN T panel[kDepthBlock * kMaxPanel<T>];
   if (p.depth == 0 && !p.add) {
     for (std::int64_t row = 0; row < p.rows; ++row) std::fill_n(p.c + row * p.c_stride, p.columns, T(0));
   }
@@ -123,7 +128,7 @@ template <class D, class V = hn::Vec<D>>
 HWY_INLINE V ExpMinusAbs(D d, V s) {
   using T = hn::TFromD<D>;
   const V y = hn::Neg(hn::Abs(s));
-  if constexpr (hn::MaxLanes(D()) == hn::MaxLanes(hn::ScalableTag<T>())) {
+  if constexpr (std::is_same_v<D, hn::ScalableTag<T>>) {
     const Exponential<T> exponential(1.0);
     return exponential(d, exponential.limit(d, y));
   } else {
@@ -230,25 +235,31 @@ void DenseDotRows(const T* x, std::int64_t stride, std::int64_t rows, std::int64
   }
 }
 
-// kVectors vectors of the sum stay in registers while the rows pass by.
+// kVectors (1 or 8) vectors of the sum stay in registers while the rows pass by.
 template <int kVectors, typename T>
 HWY_INLINE void AddColumns(const T* x, std::int64_t stride, std::int64_t rows, const T* weights, T* sum) {
+  static_assert(kVectors == 1 || kVectors == 8);
+  constexpr int kHalf = kVectors == 8 ? 4 : 1;
   const hn::ScalableTag<T> d;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  hn::Vec<decltype(d)> sums[kVectors];
-#pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v) sums[v] = hn::LoadU(d, sum + v * lanes);
+  using V = hn::Vec<hn::ScalableTag<T>>;
+  const std::int64_t half = kHalf * static_cast<std::int64_t>(hn::Lanes(d));
+  V s0 = hn::Zero(d), s1 = s0, s2 = s0, s3 = s0, s4 = s0, s5 = s0, s6 = s0, s7 = s0;
+  V x0 = s0, x1 = s0, x2 = s0, x3 = s0;
+  LoadRowVectors<kHalf>(d, sum, s0, s1, s2, s3);
+  if constexpr (kVectors == 8) LoadRowVectors<kHalf>(d, sum + half, s4, s5, s6, s7);
   for (std::int64_t row = 0; row < rows; ++row) {
     const T weight = weights != nullptr ? weights[row] : T(1);
     if (weight == T(0)) continue;
-    const auto factor = hn::Set(d, weight);
-#pragma GCC unroll 8
-    for (int v = 0; v < kVectors; ++v) {
-      sums[v] = hn::MulAdd(factor, hn::LoadU(d, x + row * stride + v * lanes), sums[v]);
+    const V factor = hn::Set(d, weight);
+    LoadRowVectors<kHalf>(d, x + row * stride, x0, x1, x2, x3);
+    AddProducts<kHalf>(factor, x0, x1, x2, x3, s0, s1, s2, s3);
+    if constexpr (kVectors == 8) {
+      LoadRowVectors<kHalf>(d, x + row * stride + half, x0, x1, x2, x3);
+      AddProducts<kHalf>(factor, x0, x1, x2, x3, s4, s5, s6, s7);
     }
   }
-#pragma GCC unroll 8
-  for (int v = 0; v < kVectors; ++v) hn::StoreU(sums[v], d, sum + v * lanes);
+  StoreRowVectors<kHalf>(d, s0, s1, s2, s3, sum);
+  if constexpr (kVectors == 8) StoreRowVectors<kHalf>(d, s4, s5, s6, s7, sum + half);
 }
 
 template <typename T>

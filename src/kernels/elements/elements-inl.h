@@ -81,17 +81,14 @@ HWY_INLINE VBits ToBits(f16 /*type*/, hn::Vec<D32> value) {
 // A vector of elements as they are stored.
 template <class D, typename T>
 HWY_INLINE hn::Vec<D> LoadWide(D d, const T* from) {
-  return hn::LoadU(d, from);
-}
-template <class D>
-HWY_INLINE hn::Vec<D> LoadWide(D /*d*/, const bf16* from) {
-  const auto* bits = reinterpret_cast<const std::uint16_t*>(from);
-  return FromBits(bf16{}, hn::PromoteTo(DBits(), hn::LoadU(D16(), bits)));
-}
-template <class D>
-HWY_INLINE hn::Vec<D> LoadWide(D /*d*/, const f16* from) {
-  const auto* bits = reinterpret_cast<const std::uint16_t*>(from);
-  return FromBits(f16{}, hn::PromoteTo(DBits(), hn::LoadU(D16(), bits)));
+  if constexpr (sizeof(T) == sizeof(std::uint16_t)) {
+    const auto* bits = reinterpret_cast<const std::uint16_t*>(from);
+    const auto wide =
+        hn::PromoteTo(hn::RebindToUnsigned<D>(), hn::LoadU(hn::Rebind<std::uint16_t, D>(), bits));
+    return FromBits(T{}, wide);
+  } else {
+    return hn::LoadU(d, from);
+  }
 }
 
 // Strided 16-bit elements pass through a small contiguous block.
