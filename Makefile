@@ -15,10 +15,10 @@ JAX_TESTS := tests/python/jax tests/python/test_docs.py
 # Warnings stop the build in CI only: a newer compiler's new warning must not stop a user's.
 WERROR := $(if $(CI),ON,OFF)
 
-.PHONY: help demo test bench bench-rows bench-attention bench-train bench-python format lint fuzz soak setup release asan tsan clang python clean
+.PHONY: help demo test bench bench-rows bench-attention bench-train bench-python format lint fuzz soak setup setup-aarch64 release asan tsan clang aarch64 python clean
 
 help:  ## List these commands
-	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 # Only the whet command is built, without what tests need; `make test` builds the rest in the same folder.
 demo:  ## Build the command, train two heads and compare them, from a bare Debian
@@ -56,6 +56,14 @@ test-asan-command:
 test-asan-python:
 	@echo "== Python arguments again, with sanitizers"
 	@tools/with-sanitizers.sh build/asan $(PYTEST) tests/python/test_arguments.py tests/python/test_random.py
+
+# Everything with the longest vectors that SVE may have (2,048 bits); what is held to the contract, with shorter ones too.
+.PHONY: test-aarch64
+test-aarch64: aarch64  ## Run the tests of the library for aarch64, NEON and SVE, under emulation (not part of make test)
+	@echo "== C++ tests, SVE of 256 bytes, and NEON"
+	@QEMU_CPU=max,sve-default-vector-length=256 ctest --preset aarch64 -j $(JOBS)
+	@for bytes in 32 16; do echo "== C++ tests, SVE of $$bytes bytes"; \
+	  QEMU_CPU=max,sve-default-vector-length=$$bytes ctest --preset aarch64 -j $(JOBS) -R 'Contract|Dense|Of16Bits'; done
 
 bench: bench-rows bench-attention bench-train bench-python  ## Compare with torch and JAX (own virtual environments, about twenty minutes)
 
@@ -109,6 +117,8 @@ soak: release clang  ## Random calls against the oracle, disturbed runs, fuzzers
 
 setup:
 	@tools/setup.sh build
+setup-aarch64:
+	@tools/setup.sh aarch64
 
 $(VENV)/.done: tests/requirements.txt tools/wheel-requirements.txt
 	@tools/setup.sh tests
@@ -120,6 +130,8 @@ CACHED = CCACHE_DIR=$(CURDIR)/build/ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CM
 asan: $(VENV)/.done
 asan: EXTRA := -DWHET_BUILD_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(VENV)/bin/python
 release asan tsan clang: setup
+aarch64: setup-aarch64
+release asan tsan clang aarch64:
 	@echo "== Building build/$@"
 	@$(CACHED) cmake --preset $@ -DWHET_WERROR=$(WERROR) $(EXTRA) > build/$@.log 2>&1 || { cat build/$@.log; exit 1; }
 	@$(CACHED) cmake --build --preset $@ -j $(JOBS) -- --quiet
