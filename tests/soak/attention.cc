@@ -21,6 +21,7 @@
 #include "attention_runs.h"
 #include "cases.h"
 #include "contract.h"
+#include "executors.h"
 #include "shard_cases.h"
 #include "soak.h"
 
@@ -338,11 +339,12 @@ void check_forward(const Drawn& drawn, const Case& c, Tally& tally) {
   expect_column_sums(p, call);
 
   const std::vector<double> out = call.out.values();
-  call.execution = {.threads = drawn.other_threads};
+  call.execution = {.threads = drawn.other_threads, .executor = {.run = run_backwards}};
   drop_some(call.outputs, dice);
   call.out.fill(kNaN);
   call.forward();
-  EXPECT_TRUE(same_bits(call.out.values(), out)) << drawn.other_threads << " threads, other optional outputs";
+  EXPECT_TRUE(same_bits(call.out.values(), out))
+      << drawn.other_threads << " threads of a host, other optional outputs";
 }
 
 // Gradients that are wanted: all, or some.
