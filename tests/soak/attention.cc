@@ -108,15 +108,13 @@ void draw_logits(oracle::Attention& p, const Case& c, DType side) {
   Dice dice(c, 4);
   if (dice.chance(0.3)) p.scale = dice.real(-1, 1);
   if (dice.chance(0.25)) p.softcap = dice.real(0.5, 5);
-  const bool tiny_cap = dice.chance(0.02);
-  if (tiny_cap) p.softcap = dice.magnitude(1e-37, 1e-3);
+  if (dice.chance(0.02)) p.softcap = dice.magnitude(1e-37, 1e-3);
   Dice of_query(c, 5);
   if (of_query.chance(0.25)) {
     p.query_scale = draw_array(of_query.random(), draw_side_sizes(of_query, {p.B, p.H, p.N}), side);
   }
-  // Backward knows the slope of the cap to |bias| / softcap units.
   Dice of_bias(c, 6);
-  if (of_bias.chance(0.35) && !tiny_cap) {
+  if (of_bias.chance(0.35)) {
     const double hidden = of_bias.chance(0.5) ? 0.2 : 0;
     p.bias = draw_array(of_bias.random(), draw_side_sizes(of_bias, {p.B, p.H, p.N, p.M}), side);
     for (double& value : p.bias.values) value = of_bias.chance(hidden) ? -kInfinity : value;
