@@ -67,7 +67,7 @@ def attention_contenders(queries: int, heads: int, size: int, gradient: bool) ->
             return contender(name, call_of(jax.jit(function), *on_device), expected)
         # The first of the three is what is compared.
         slope = jax.jit(jax.grad(lambda q, k, v: function(q, k, v).sum(), (0, 1, 2)))
-        expected = whet.attention_backward(*first, np.ones_like(first[0]), rule=rule).dq.swapaxes(1, 2)
+        expected = whet.attention_backward(*first, np.ones_like(first[0]), rule=rule).dquery.swapaxes(1, 2)
         compared = contender(name, lambda: slope(*on_device)[0], expected)
         return Contender(name, call_of(slope, *on_device), compared.verify)
 
@@ -107,7 +107,7 @@ def measure(rounds: int) -> dict[str, dict[str, Timing]]:
 
 def run(options: argparse.Namespace) -> int:
     whet.set_num_threads(1)
-    facts = machine_facts(CPUS) | {"whet": f"{whet.version()}, target {whet.target()}"}
+    facts = machine_facts(CPUS) | {"whet": f"{whet.version()}, target {whet.simd_target()}"}
     with OtherLoad() as load:
         results = measure(7 if options.quick else 21)
     facts["busy with others"] = f"{load.processors:.2f} processors"

@@ -44,7 +44,7 @@ def main() -> int:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    print(f"# Calls through torch\n\ntorch {version('torch')}, whet {whet.version()}, target {whet.target()}, "
+    print(f"# Calls through torch\n\ntorch {version('torch')}, whet {whet.version()}, target {whet.simd_target()}, "
           "one thread unless said\n")
     rounds = 7 if options.quick else 21
     bars = [*_small_calls(rounds), *_rows(rounds), *_attention(rounds), *_after_an_operator(rounds), *_decoder(rounds)]

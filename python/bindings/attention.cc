@@ -63,6 +63,7 @@ using N = const char*;
 
 constexpr Option<A> kOptions[] = {
     {"rule", set_rule},
+    {"normalizer", [](A& a, H v, N n) { a.options.normalizer = normalizer_of(v, n); }},
     {"scale", [](A& a, H v, N n) { a.options.scale = number_of(v, n); }},
     {"query_scale", [](A& a, H v, N n) { a.options.query_scale = view_of(v, n); }},
     {"softcap", [](A& a, H v, N n) { a.options.softcap = number_of(v, n); }},
@@ -76,6 +77,9 @@ constexpr Option<A> kOptions[] = {
     {"lengths", [](A& a, H v, N n) { a.options.lengths = span_of<const std::int64_t>(v, n); }},
     {"query_starts", [](A& a, H v, N n) { a.options.query_starts = span_of<const std::int64_t>(v, n); }},
     {"key_starts", [](A& a, H v, N n) { a.options.key_starts = span_of<const std::int64_t>(v, n); }},
+    {"dropout", [](A& a, H v, N n) { a.options.dropout = number_of(v, n); }},
+    {"dropout_seed",
+     [](A& a, H v, N n) { a.options.dropout_seed = static_cast<std::uint64_t>(integer_of(v, n)); }},
     {"skip_epsilon", [](A& a, H v, N n) { a.options.skip_epsilon = number_of(v, n); }},
     {"threads", [](A& a, H v, N n) { a.execution.threads = small_integer_of(v, n); }},
     {"openmp_threads",

@@ -88,8 +88,8 @@ class Call {
 
   std::span<const Array> arrays() const { return arrays_; }
 
-  // The place of an array in arrays(); -1 if the call doesn't have it.
-  std::ptrdiff_t place(std::string_view name) const {
+  // The index of an array in arrays(); -1 if the call doesn't have it.
+  std::ptrdiff_t index(std::string_view name) const {
     for (std::size_t i = 0; i < arrays_.size(); ++i) {
       if (arrays_[i].name == name) return std::ptrdiff_t(i);
     }
@@ -97,7 +97,7 @@ class Call {
   }
 
   const Array* find(std::string_view name) const {
-    const std::ptrdiff_t i = place(name);
+    const std::ptrdiff_t i = index(name);
     return i < 0 ? nullptr : &arrays_[std::size_t(i)];
   }
 
@@ -174,36 +174,36 @@ std::vector<Axis> merged(std::span<const Axis> axes) {
 
 // ---- Statistics
 
-// Results "saved", 20 times 32 bits a row, are for the backward pass: the float64 numbers as they are, which
-// JAX has no type for unless told to. Results "stats" are for people: float64, or rounded to float32.
+// Results "saved", 20 times 32 bits per row, are for the backward pass: the bits of the float64 numbers, a
+// type that JAX has only with jax_enable_x64. Results "stats" are for users: float64, or rounded to float32.
 class StatsResults {
  public:
   StatsResults(const Call& call, std::size_t rows) : stats_(call.find("stats")), saved_(call.find("saved")) {
     if (saved_) {
-      room_ = {reinterpret_cast<whet::RowStats*>(saved_->data), rows};
+      buffer_ = {reinterpret_cast<whet::RowStats*>(saved_->data), rows};
     } else if (stats_ && stats_->type == ffi::DataType::F64) {
-      room_ = {reinterpret_cast<whet::RowStats*>(stats_->data), rows};
+      buffer_ = {reinterpret_cast<whet::RowStats*>(stats_->data), rows};
     } else if (stats_) {
       own_.resize(rows);
-      room_ = own_;
+      buffer_ = own_;
     }
   }
 
-  // Room for the next so many rows; none if nobody asked.
+  // The buffer for the next so many rows; empty if neither result is there.
   std::span<whet::RowStats> next(std::size_t rows) {
-    const auto room = room_.empty() ? room_ : room_.subspan(used_, rows);
+    const auto part = buffer_.empty() ? buffer_ : buffer_.subspan(used_, rows);
     used_ += rows;
-    return room;
+    return part;
   }
 
   void finish() const {
-    if (!stats_ || room_.empty()) return;
-    const double* from = &room_[0].count;
+    if (!stats_ || buffer_.empty()) return;
+    const double* from = &buffer_[0].count;
     if (stats_->type == ffi::DataType::F32) {
-      std::transform(from, from + room_.size() * kFields, reinterpret_cast<float*>(stats_->data),
+      std::transform(from, from + buffer_.size() * kFields, reinterpret_cast<float*>(stats_->data),
                      [](double value) { return float(value); });
     } else if (saved_) {
-      std::copy(from, from + room_.size() * kFields, reinterpret_cast<double*>(stats_->data));
+      std::copy(from, from + buffer_.size() * kFields, reinterpret_cast<double*>(stats_->data));
     }
   }
 
@@ -213,7 +213,7 @@ class StatsResults {
   const Array* stats_;
   const Array* saved_;
   std::vector<whet::RowStats> own_;
-  std::span<whet::RowStats> room_;
+  std::span<whet::RowStats> buffer_;
   std::size_t used_ = 0;
 };
 
@@ -264,13 +264,17 @@ class Rows {
   std::size_t axis_ = 0;
 };
 
+whet::SoftmaxOptions softmax_options(const Call& call, const Rows& rows) {
+  return {.rule = whet::Rule::parse(call.attribute<std::string_view>("rule")),
+          .normalizer = whet::Normalizer::parse(call.attribute<std::string_view>("normalizer")),
+          .axis = rows.axis(),
+          .mask = rows.view("where")};
+}
+
 void softmax(const Call& call) {
   const Rows rows(call);
   StatsResults stats(call, std::size_t(rows.rows()));
-  whet::softmax(rows.view("x"), rows.view("out"),
-                {.rule = whet::Rule::parse(call.attribute<std::string_view>("rule")),
-                 .axis = rows.axis(),
-                 .mask = rows.view("where")},
+  whet::softmax(rows.view("x"), rows.view("out"), softmax_options(call, rows),
                 {.stats = stats.next(std::size_t(rows.rows()))});
   stats.finish();
 }
@@ -286,10 +290,7 @@ void softmax_backward(const Call& call) {
   if (saved && words == rows.rows() * kSavedWords) {
     stats = {reinterpret_cast<const whet::RowStats*>(saved->data), std::size_t(rows.rows())};
   }
-  whet::softmax_backward(rows.view("x"), rows.view("dout"), rows.view("dx"),
-                         {.rule = whet::Rule::parse(call.attribute<std::string_view>("rule")),
-                          .axis = rows.axis(),
-                          .mask = rows.view("where")},
+  whet::softmax_backward(rows.view("x"), rows.view("dout"), rows.view("dx"), softmax_options(call, rows),
                          {.beta_gradient = call.beta_gradient(), .stats = stats});
 }
 
@@ -297,8 +298,13 @@ void softmax_backward(const Call& call) {
 
 // How many axes a batch entry of an array has.
 std::size_t own_axes(const Array& array) {
-  if (array.name == "query_lengths" || array.name == "key_lengths") return 0;
-  return array.name == "sinks" || array.name == "dsinks" ? 1 : 3;
+  constexpr std::pair<std::string_view, std::size_t> kNot3[] = {
+      {"query_lengths", 0}, {"key_lengths", 0}, {"sinks", 1},      {"dsinks", 1},
+      {"query_starts", 1},  {"key_starts", 1},  {"column_sums", 2}};
+  for (const auto& [name, axes] : kNot3) {
+    if (array.name == name) return axes;
+  }
+  return 3;
 }
 
 // The leading axes of an attention call. whet takes one, the batch; others that can't be merged with it are
@@ -339,9 +345,9 @@ class Batch {
     for (std::size_t a = 0; a < at_.size(); ++a) at_[a] -= axis.size * axis.steps[a];
   }
 
-  // (B, N, H, D) as whet wants it, (B, H, N, D); without data if the call hasn't got it.
+  // (B, N, H, D) as whet wants it, (B, H, N, D); without data if the call doesn't have it.
   whet::View heads_last(std::string_view name) const {
-    const std::ptrdiff_t a = call_.place(name);
+    const std::ptrdiff_t a = call_.index(name);
     if (a < 0) return {};
     const Array& array = call_.arrays()[std::size_t(a)];
     const int64_t n = array.size_from_end(3), h = array.size_from_end(2), d = array.size_from_end(1);
@@ -351,9 +357,9 @@ class Batch {
   // (B, H, N, M), of which any may be 1. A gradient that all entries share has one entry, and so must have
   // its bias.
   whet::View heads_first(std::string_view name, std::string_view gradient = "") const {
-    const std::ptrdiff_t a = call_.place(name);
+    const std::ptrdiff_t a = call_.index(name);
     if (a < 0) return {};
-    const std::ptrdiff_t g = call_.place(gradient);
+    const std::ptrdiff_t g = call_.index(gradient);
     const int64_t entries = g >= 0 && step(g) == 0 ? 1 : entries_.size;
     const Array& array = call_.arrays()[std::size_t(a)];
     const int64_t h = array.size_from_end(3), n = array.size_from_end(2), m = array.size_from_end(1);
@@ -361,23 +367,37 @@ class Batch {
   }
 
   whet::View heads(std::string_view name) const {
-    const std::ptrdiff_t a = call_.place(name);
+    const std::ptrdiff_t a = call_.index(name);
     if (a < 0) return {};
     const Array& array = call_.arrays()[std::size_t(a)];
     return {here(a), dtype_of(array), {array.size_from_end(1)}};
   }
 
-  // One integer an entry, kept within [0, most]; `most` if the call hasn't got them.
+  // One integer per entry, kept within [0, most]; `most` if the call doesn't have them.
   int64_t length(std::string_view name, int64_t entry, int64_t most) const {
-    const std::ptrdiff_t a = call_.place(name);
+    const std::ptrdiff_t a = call_.index(name);
     if (a < 0) return most;
     const int64_t value = *reinterpret_cast<const std::int32_t*>(
         call_.arrays()[std::size_t(a)].at(at_[std::size_t(a)] + entry * step(a)));
     return std::clamp<int64_t>(value, 0, most);
   }
 
+  // Integers that all entries share; none if the call doesn't have them.
+  std::vector<int64_t> integers(std::string_view name) const {
+    const std::ptrdiff_t a = call_.index(name);
+    if (a < 0) return {};
+    const auto* first = reinterpret_cast<const std::int32_t*>(here(a));
+    return {first, first + call_.arrays()[std::size_t(a)].size_from_end(1)};
+  }
+
+  // The elements of a result that belong to the current entries; it must be there.
+  template <typename T>
+  T* result(std::string_view name) const {
+    return reinterpret_cast<T*>(here(call_.index(name)));
+  }
+
   std::span<const whet::RowStats> saved(std::size_t rows) const {
-    const std::ptrdiff_t a = call_.place("saved");
+    const std::ptrdiff_t a = call_.index("saved");
     return {reinterpret_cast<const whet::RowStats*>(here(a)), rows};
   }
 
@@ -385,18 +405,20 @@ class Batch {
   int64_t step(std::ptrdiff_t a) const { return entries_.steps[std::size_t(a)]; }
   std::byte* here(std::ptrdiff_t a) const { return call_.arrays()[std::size_t(a)].at(at_[std::size_t(a)]); }
 
-  // All entries of whet's batch share the sinks, and no two the stats of a row.
+  // All entries of whet's batch share what has one axis (sinks), no two share the stats of a row, and packed
+  // sequences are a batch of one.
   bool whet_takes(const Axis& axis) const {
     for (std::size_t a = 0; a < at_.size(); ++a) {
       const Array& array = call_.arrays()[a];
       if (own_axes(array) == 1 && axis.steps[a] != 0) return false;
       if (array.name == "saved" && axis.steps[a] == 0) return false;
+      if (array.name == "query_starts") return false;
     }
     return true;
   }
 
   const Call& call_;
-  std::vector<int64_t> at_;  // where each array stands, in elements
+  std::vector<int64_t> at_;  // the current offset of each array, in elements
   std::vector<Axis> walked_;
   Axis entries_;
 };
@@ -407,6 +429,7 @@ struct AttentionSettings {
     for (const auto name : split(call.attribute<std::string_view>("rules"), ';')) {
       rules.push_back(whet::Rule::parse(name));
     }
+    options.normalizer = whet::Normalizer::parse(call.attribute<std::string_view>("normalizer"));
     options.scale = call.attribute<double>("scale");
     options.softcap = call.attribute<double>("softcap");
     options.causal = call.attribute<bool>("causal");
@@ -451,22 +474,69 @@ void for_each_part(const Call& call, Batch& batch, const Function& function) {
                      v = batch.heads_last("value");
     const int64_t heads = q.sizes[1], queries = q.sizes[2], keys = k.sizes[2];
     const std::vector<int64_t> lengths = lengths_of(call, batch, heads, queries, keys);
+    const std::vector<int64_t> query_starts = batch.integers("query_starts");
+    const std::vector<int64_t> key_starts = batch.integers("key_starts");
     whet::AttentionOptions options = settings.options;
     options.bias = batch.heads_first("bias", "dbias");
     options.mask = batch.heads_first("mask");
     options.sinks = batch.heads("sinks");
     options.lengths = lengths;
+    options.query_starts = query_starts;
+    options.key_starts = key_starts;
     function(q, k, v, options, std::size_t(batch.entries() * heads * queries));
   });
 }
+
+// Optional outputs of attention beside stats, in types that JAX has without jax_enable_x64.
+class OptionalResults {
+ public:
+  explicit OptionalResults(const Call& call)
+      : top_(call.find("top_keys")),
+        sums_(call.find("column_sums")),
+        top_k_(top_ ? top_->size_from_end(1) : 0) {}
+
+  void add_to(whet::AttentionOutputs& outputs, const Batch& batch, std::size_t rows, int64_t keys) {
+    if (top_) {
+      top_keys_.resize(rows * std::size_t(top_k_));
+      outputs.top_k = top_k_;
+      outputs.top_keys = top_keys_;
+      outputs.top_weights = {batch.result<float>("top_weights"), top_keys_.size()};
+    }
+    if (sums_) {
+      column_sums_.resize(std::size_t(batch.entries() * sums_->size_from_end(2) * keys));
+      outputs.column_sums = column_sums_;
+    }
+  }
+
+  void finish(const Batch& batch) const {
+    if (top_) std::ranges::copy(top_keys_, batch.result<std::int32_t>("top_keys"));
+    if (sums_ && sums_->type == ffi::DataType::F64) {
+      std::ranges::copy(column_sums_, batch.result<double>("column_sums"));
+    } else if (sums_) {
+      std::ranges::transform(column_sums_, batch.result<float>("column_sums"),
+                             [](double value) { return float(value); });
+    }
+  }
+
+ private:
+  const Array* top_;
+  const Array* sums_;
+  int64_t top_k_;
+  std::vector<int64_t> top_keys_;
+  std::vector<double> column_sums_;
+};
 
 void attention(const Call& call) {
   Batch batch(call);
   const Array& query = *call.find("query");
   const int64_t rows = batch.all_entries() * query.size_from_end(3) * query.size_from_end(2);
   StatsResults stats(call, std::size_t(rows));
+  OptionalResults optional(call);
   for_each_part(call, batch, [&](auto q, auto k, auto v, auto& options, std::size_t part) {
-    whet::attention(q, k, v, batch.heads_last("out"), options, {.stats = stats.next(part)});
+    whet::AttentionOutputs outputs{.stats = stats.next(part)};
+    optional.add_to(outputs, batch, part, k.sizes[2]);
+    whet::attention(q, k, v, batch.heads_last("out"), options, outputs);
+    optional.finish(batch);
   });
   stats.finish();
 }
@@ -489,7 +559,7 @@ void refuse(const Call&) {
   throw whet::Error("whet.jax runs on CPUs only; put its arrays on jax.devices('cpu')");
 }
 
-// ---- Doors
+// ---- Handlers
 
 template <void function(const Call&)>
 ffi::Error guarded(ffi::RemainingArgs operands, ffi::RemainingRets results, ffi::Dictionary attributes) {

@@ -20,6 +20,7 @@ namespace {
 // The union of what softmax, sharpen, softmax_backward and states may be given.
 struct RowOptions {
   whet::Rule rule{};
+  whet::Normalizer normalizer{};
   int axis = -1;
   whet::ConstView mask{};
   std::span<const std::int64_t> lengths{};
@@ -28,12 +29,14 @@ struct RowOptions {
   whet::Execution execution{};
 
   whet::SoftmaxOptions softmax() const {
-    return {.rule = rule, .axis = axis, .mask = mask, .lengths = lengths};
+    return {.rule = rule, .normalizer = normalizer, .axis = axis, .mask = mask, .lengths = lengths};
   }
 };
 
 using O = RowOptions;
 constexpr Option<O> kRule = {"rule", [](O& o, nb::handle v, const char* n) { o.rule = rule_of(v, n); }};
+constexpr Option<O> kNormalizer = {
+    "normalizer", [](O& o, nb::handle v, const char* n) { o.normalizer = normalizer_of(v, n); }};
 constexpr Option<O> kAxis = {"axis",
                              [](O& o, nb::handle v, const char* n) { o.axis = small_integer_of(v, n); }};
 constexpr Option<O> kMask = {"mask", [](O& o, nb::handle v, const char* n) { o.mask = view_of(v, n); }};
@@ -48,9 +51,10 @@ constexpr Option<O> kOpenMpThreads = {"openmp_threads", [](O& o, nb::handle v, c
                                         o.execution.executor = openmp_executor(small_integer_of(v, n));
                                       }};
 
-constexpr Option<O> kForward[] = {kRule, kAxis, kMask, kLengths, kStats, kThreads, kOpenMpThreads};
-constexpr Option<O> kBackward[] = {kRule,  kAxis,    kMask,          kLengths,
-                                   kStats, kThreads, kOpenMpThreads, kHoldBeta};
+constexpr Option<O> kForward[] = {kRule,    kNormalizer, kAxis,    kMask,
+                                  kLengths, kStats,      kThreads, kOpenMpThreads};
+constexpr Option<O> kBackward[] = {kRule,  kNormalizer, kAxis,          kMask,    kLengths,
+                                   kStats, kThreads,    kOpenMpThreads, kHoldBeta};
 constexpr Option<O> kStates[] = {kAxis, kMask, kLengths, kThreads};
 
 RowOptions options_of(const nb::kwargs& given, std::span<const Option<O>> known) {

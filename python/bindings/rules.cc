@@ -67,7 +67,14 @@ whet::Rule rule_of(nb::handle object, const char* name) {
   return file ? whet::Rule::load(*file) : whet::Rule::parse(text);
 }
 
+whet::Normalizer normalizer_of(nb::handle object, const char* name) {
+  return whet::Normalizer::parse(text_of(object, name));
+}
+
 void add_rules(nb::module_& module) {
+  module.def(
+      "normalizer_name", [](nb::handle name) { return normalizer_of(name, "normalizer").name(); },
+      nb::arg("name").none());
   module.def("rule_parts", &rule_parts, nb::arg("name").none());
   module.def("betas", &betas, nb::arg("states").none(), nb::arg("out").none(), nb::arg("rule").none());
 }

@@ -15,8 +15,8 @@ void add_runtime(nb::module_& module) {
   module.def(
       "set_num_threads", [](nb::handle count) { whet::set_threads(small_integer_of(count, "count")); },
       nb::arg("count").none());
-  module.def("target", &whet::target);
-  module.def("targets", &whet::targets);
+  module.def("simd_target", &whet::target);
+  module.def("simd_targets", &whet::targets);
 }
 
 }  // namespace whet_python

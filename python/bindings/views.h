@@ -1,7 +1,7 @@
 // Arrays from Python, without copies. An array argument is either
 //   - a NumPy array (anything with __array_struct__) in this machine's byte order, or
-//   - a tuple (address, dtype code, sizes, strides): strides count elements, None = contiguous. That is the
-//     thin door for tensors of other libraries, who keep the memory alive during the call.
+//   - a tuple (address, dtype code, sizes, strides): strides count elements, None = contiguous. That is
+//     how tensors of other libraries come in; their owners keep the memory alive during the call.
 #ifndef WHET_PYTHON_VIEWS_H_
 #define WHET_PYTHON_VIEWS_H_
 
@@ -17,7 +17,7 @@
 
 namespace whet_python {
 
-// Beyond whet::DType: what lists of lengths, places and states are made of.
+// Beyond whet::DType: what lists of lengths, row indices and states are made of.
 inline constexpr std::int64_t kInt64 = 5;
 
 whet::ConstView view_of(nb::handle object, const char* name);
@@ -37,7 +37,7 @@ inline constexpr std::int64_t kCodeOf = static_cast<std::int64_t>(whet::DTypeOf<
 template <>
 inline constexpr std::int64_t kCodeOf<std::int64_t> = kInt64;
 
-// One record a row and the like: T is made of Scalars only.
+// One record per row and the like: T is made of Scalars only.
 template <typename T, typename Scalar = std::remove_const_t<T>>
 std::span<T> span_of(nb::handle object, const char* name) {
   static_assert(sizeof(T) % sizeof(Scalar) == 0 && std::is_trivially_copyable_v<T>);

@@ -22,7 +22,7 @@ def call(function: Callable[..., None], names: Mapping[str, str], *arguments: An
 
 
 def _renamed(text: str, names: Mapping[str, str]) -> str:
-    # A name stands at the start, or as what an argument is compared with.
+    # A name is at the start, or is what an argument is compared with.
     pattern = rf"(^|\bof |\boverlaps )({'|'.join(names)})\b"
     return re.sub(pattern, lambda match: match[1] + names[match[2]], text) if names else text
 
@@ -73,6 +73,13 @@ def integer(value: Any, name: str) -> int:
         return value.__index__()
     except (AttributeError, TypeError):
         raise TypeError(f"{name}: is a {type(value).__name__}, must be an integer") from None
+
+
+def count(value: Any, name: str) -> int:
+    value = integer(value, name)
+    if not 0 <= value < 2**31:
+        raise ValueError(f"{name}: is {value}, must be 0 or more and below 2^31")
+    return value
 
 
 def window_sides(window: Any, name: str) -> tuple[int, int]:

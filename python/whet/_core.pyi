@@ -7,7 +7,7 @@ elements, None is contiguous. An option of None counts as not given. Rules go by
 openmp_threads runs a call on the workers that find_openmp() found (on whet's own if none), as many as it is worth up to
 this number.
 
-Records are contiguous arrays of numbers: stats 10 float64 a row, states 6 int64 (the bits of a whet.STATE).
+Records are contiguous arrays of numbers: stats 10 float64 per row, states 6 int64 (the bits of a whet.STATE).
 """
 
 from collections.abc import Sequence
@@ -20,42 +20,45 @@ Array = np.ndarray | tuple[int, int, tuple[int, ...], tuple[int, ...] | None]
 MAX_HEAD_SIZE: int
 _jax_api_minor: int  # of XLA's FFI; only if built with jaxlib
 
-def softmax(in_: Array, out: Array, /, *, rule: str | None = None, axis: int = -1, mask: Array | None = None,
-            lengths: Array | None = None, stats: Array | None = None, threads: int = 0,
-            openmp_threads: int | None = None) -> None: ...
-def sharpen(in_: Array, out: Array, /, *, rule: str | None = None, axis: int = -1, mask: Array | None = None,
-            lengths: Array | None = None, stats: Array | None = None, threads: int = 0,
-            openmp_threads: int | None = None) -> None: ...
-def softmax_backward(in_: Array, dout: Array, din: Array, /, *, rule: str | None = None, axis: int = -1,
-                     mask: Array | None = None, lengths: Array | None = None, stats: Array | None = None,
-                     hold_beta: bool = False, threads: int = 0, openmp_threads: int | None = None) -> None: ...
+def softmax(in_: Array, out: Array, /, *, rule: str | None = None, normalizer: str | None = None, axis: int = -1,
+            mask: Array | None = None, lengths: Array | None = None, stats: Array | None = None,
+            threads: int = 0, openmp_threads: int | None = None) -> None: ...
+def sharpen(in_: Array, out: Array, /, *, rule: str | None = None, normalizer: str | None = None, axis: int = -1,
+            mask: Array | None = None, lengths: Array | None = None, stats: Array | None = None,
+            threads: int = 0, openmp_threads: int | None = None) -> None: ...
+def softmax_backward(in_: Array, dout: Array, din: Array, /, *, rule: str | None = None,
+                     normalizer: str | None = None, axis: int = -1, mask: Array | None = None,
+                     lengths: Array | None = None, stats: Array | None = None, hold_beta: bool = False,
+                     threads: int = 0, openmp_threads: int | None = None) -> None: ...
 def states(in_: Array, out: Array, /, *, axis: int = -1, mask: Array | None = None, lengths: Array | None = None,
            threads: int = 0) -> None: ...
 def merge(a: Array, b: Array, out: Array) -> None: ...
 def attention(q: Array, k: Array, v: Array, out: Array, *, rule: str | Sequence[str] | None = None,
-              scale: float | None = None, query_scale: Array | None = None, softcap: float = 0,
-              bias: Array | None = None, mask: Array | None = None, sinks: Array | None = None, causal: bool = False,
-              align: str = "start", window_left: int = -1, window_right: int = -1, lengths: Array | None = None,
-              query_starts: Array | None = None, key_starts: Array | None = None, stats: Array | None = None,
-              weight_rows: Array | None = None, weights: Array | None = None, top_k: int = 0,
-              top_keys: Array | None = None, top_weights: Array | None = None, column_sums: Array | None = None,
-              tile_counts: Array | None = None, skip_epsilon: float | None = None, threads: int = 0,
+              normalizer: str | None = None, scale: float | None = None, query_scale: Array | None = None,
+              softcap: float = 0, bias: Array | None = None, mask: Array | None = None, sinks: Array | None = None,
+              causal: bool = False, align: str = "start", window_left: int = -1, window_right: int = -1,
+              lengths: Array | None = None, query_starts: Array | None = None, key_starts: Array | None = None,
+              stats: Array | None = None, weight_rows: Array | None = None, weights: Array | None = None,
+              top_k: int = 0, top_keys: Array | None = None, top_weights: Array | None = None,
+              column_sums: Array | None = None, tile_counts: Array | None = None, dropout: float = 0,
+              dropout_seed: int = 0, skip_epsilon: float | None = None, threads: int = 0,
               openmp_threads: int | None = None) -> None: ...
 def attention_backward(q: Array, k: Array, v: Array, dout: Array, *, dq: Array | None = None,
                        dk: Array | None = None, dv: Array | None = None, dbias: Array | None = None,
                        dsinks: Array | None = None, hold_beta: bool = False,
-                       rule: str | Sequence[str] | None = None, scale: float | None = None,
-                       query_scale: Array | None = None, softcap: float = 0, bias: Array | None = None,
-                       mask: Array | None = None, sinks: Array | None = None, causal: bool = False,
-                       align: str = "start", window_left: int = -1, window_right: int = -1,
+                       rule: str | Sequence[str] | None = None, normalizer: str | None = None,
+                       scale: float | None = None, query_scale: Array | None = None, softcap: float = 0,
+                       bias: Array | None = None, mask: Array | None = None, sinks: Array | None = None,
+                       causal: bool = False, align: str = "start", window_left: int = -1, window_right: int = -1,
                        lengths: Array | None = None, query_starts: Array | None = None,
-                       key_starts: Array | None = None, stats: Array | None = None,
-                       threads: int = 0, openmp_threads: int | None = None) -> None: ...
+                       key_starts: Array | None = None, stats: Array | None = None, dropout: float = 0,
+                       dropout_seed: int = 0, threads: int = 0, openmp_threads: int | None = None) -> None: ...
 def rule_parts(name: str | None) -> tuple[str, str, tuple[Any, ...]]: ...
+def normalizer_name(name: str) -> str: ...
 def betas(states: Array, out: Array, rule: str | None) -> None: ...
 def find_openmp(path: str) -> bool: ...
 def version() -> str: ...
 def get_num_threads() -> int: ...
 def set_num_threads(count: int) -> None: ...
-def target() -> str: ...
-def targets() -> list[str]: ...
+def simd_target() -> str: ...
+def simd_targets() -> list[str]: ...

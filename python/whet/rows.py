@@ -15,25 +15,27 @@ from whet.stats import Stats, buffer_of, stats_buffer, stats_of
 # z = sum e^y, t = sum e^y y, u = sum e^y y^2.
 STATE = np.dtype([("count", "i8"), ("min", "f8"), ("max", "f8"), ("z", "f8"), ("t", "f8"), ("u", "f8")])
 
-# The extension's words for this module's arguments.
+# The extension's names for this module's arguments.
 _OF_X = {"in": "x", "mask": "where"}
 _OF_P = {"in": "p", "mask": "where"}
 _OF_BACKWARD = {"in": "x", "din": "out", "mask": "where"}
 
 
 @overload
-def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, lengths: Any = None,
-            out: np.ndarray | None = None, return_stats: Literal[False] = False, threads: int = 0) -> np.ndarray: ...
+def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, normalizer: str = "softmax",
+            lengths: Any = None, out: np.ndarray | None = None, return_stats: Literal[False] = False,
+            threads: int = 0) -> np.ndarray: ...
 @overload
-def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, lengths: Any = None,
-            out: np.ndarray | None = None, return_stats: Literal[True],
+def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, normalizer: str = "softmax",
+            lengths: Any = None, out: np.ndarray | None = None, return_stats: Literal[True],
             threads: int = 0) -> tuple[np.ndarray, Stats]: ...
 @overload
-def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, lengths: Any = None,
-            out: np.ndarray | None = None, return_stats: bool,
+def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, normalizer: str = "softmax",
+            lengths: Any = None, out: np.ndarray | None = None, return_stats: bool,
             threads: int = 0) -> np.ndarray | tuple[np.ndarray, Stats]: ...
-def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, lengths: Any = None,
-            out: np.ndarray | None = None, return_stats: bool = False, threads: int = 0) -> Any:
+def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, normalizer: str = "softmax",
+            lengths: Any = None, out: np.ndarray | None = None, return_stats: bool = False,
+            threads: int = 0) -> Any:
     """softmax(beta x) along an axis, with the beta of each row chosen by a rule.
 
     Args:
@@ -42,7 +44,8 @@ def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *,
         axis: the axis a row runs along.
         rule: a rule or its name (see whet.rules). Default: none, beta = 1.
         where: boolean, broadcast to x; False hides a key.
-        lengths: integers, one a row (rows in row-major order): only the first keys of the row are visible.
+        normalizer: what turns logits into weights, by its name. Default: softmax.
+        lengths: integers, one per row (rows in row-major order): only the first keys of the row are visible.
         out: where to write, of x's shape and dtype; may be x itself. Default: a new array.
         return_stats: also return the Stats of all rows, in the shape of x without the axis.
         threads: 0 is whet.get_num_threads(). Bits don't depend on it.
@@ -62,22 +65,24 @@ def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *,
     0.60 became 0.98 at beta 1.69
     """
     x = floats(x, "x")
-    return _forward(_core.softmax, _OF_X, x, axis, rule, where, lengths, out, return_stats, threads)
+    return _forward(_core.softmax, _OF_X, x, axis, rule, where, normalizer, lengths, out, return_stats, threads)
 
 
 @overload
-def sharpen(p: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, lengths: Any = None,
-            out: np.ndarray | None = None, return_stats: Literal[False] = False, threads: int = 0) -> np.ndarray: ...
+def sharpen(p: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, normalizer: str = "softmax",
+            lengths: Any = None, out: np.ndarray | None = None, return_stats: Literal[False] = False,
+            threads: int = 0) -> np.ndarray: ...
 @overload
-def sharpen(p: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, lengths: Any = None,
-            out: np.ndarray | None = None, return_stats: Literal[True],
+def sharpen(p: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, normalizer: str = "softmax",
+            lengths: Any = None, out: np.ndarray | None = None, return_stats: Literal[True],
             threads: int = 0) -> tuple[np.ndarray, Stats]: ...
 @overload
-def sharpen(p: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, lengths: Any = None,
-            out: np.ndarray | None = None, return_stats: bool,
+def sharpen(p: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, normalizer: str = "softmax",
+            lengths: Any = None, out: np.ndarray | None = None, return_stats: bool,
             threads: int = 0) -> np.ndarray | tuple[np.ndarray, Stats]: ...
-def sharpen(p: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, lengths: Any = None,
-            out: np.ndarray | None = None, return_stats: bool = False, threads: int = 0) -> Any:
+def sharpen(p: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, normalizer: str = "softmax",
+            lengths: Any = None, out: np.ndarray | None = None, return_stats: bool = False,
+            threads: int = 0) -> Any:
     """softmax for rows given by their probabilities instead of their logits: p^beta / sum p^beta.
 
     `p` is 0 or more and sums to about 1 along the axis; 0 is a key that isn't visible, a negative one makes its row
@@ -88,16 +93,16 @@ def sharpen(p: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *,
     array([0.105, 0.237, 0.658])
     """
     p = floats(p, "p")
-    return _forward(_core.sharpen, _OF_P, p, axis, rule, where, lengths, out, return_stats, threads)
+    return _forward(_core.sharpen, _OF_P, p, axis, rule, where, normalizer, lengths, out, return_stats, threads)
 
 
 def softmax_backward(x: Any, dout: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *,
-                     lengths: Any = None, stats: Stats | None = None, hold_beta: bool = False,
-                     out: np.ndarray | None = None, threads: int = 0) -> np.ndarray:
+                     normalizer: str = "softmax", lengths: Any = None, stats: Stats | None = None,
+                     hold_beta: bool = False, out: np.ndarray | None = None, threads: int = 0) -> np.ndarray:
     """The gradient of softmax: dL/dx from x and dout = dL/dout.
 
     Args:
-        x, axis, rule, where, lengths: what softmax was given.
+        x, axis, rule, where, normalizer, lengths: what softmax was given.
         dout: of x's shape and dtype.
         stats: what softmax returned, if it did; otherwise they are computed again.
         hold_beta: True counts beta as a constant. By default the gradient goes through the rule, as in the published
@@ -110,19 +115,19 @@ def softmax_backward(x: Any, dout: Any, axis: int = -1, rule: RuleLike = None, w
     """
     x, dout = floats(x, "x"), floats(dout, "dout")
     axis = integer(axis, "axis")
-    out = _room(x, out)
+    out = _output(x, out)
     call(_core.softmax_backward, _OF_BACKWARD, x, dout, out, axis=axis, rule=rule_name(rule),
-         mask=booleans(where, x.ndim, "where"), lengths=integers(lengths, "lengths"),
+         normalizer=normalizer, mask=booleans(where, x.ndim, "where"), lengths=integers(lengths, "lengths"),
          stats=buffer_of(stats, _rows_of(x, axis)), hold_beta=hold_beta, threads=threads)
     return out
 
 
 def states(x: Any, axis: int = -1, where: Any = None, *, lengths: Any = None, threads: int = 0) -> np.ndarray:
-    """The state of every row: what is enough of it to merge it with the rest of a longer row.
+    """The state of every row: what of it must be kept to merge it with the rest of a longer row.
 
     Arguments are as in softmax. The result has the shape of x without the axis and the dtype whet.STATE, whose fields
-    are count, min, max, z, t and u. States of parts give, merged, the state of the whole, and that the beta of any rule
-    but the two targets: keys may lie in several files or machines.
+    are count, min, max, z, t and u. The states of parts merge to the state of the whole, from which any rule but the two
+    targets finds beta: keys may be kept in several files or on several machines.
 
     >>> import whet
     >>> whole = whet.merge(whet.states([0.0] * 60), whet.states([0.0] * 40))
@@ -159,18 +164,19 @@ def merge(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return out
 
 
-def _forward(function: Any, names: dict[str, str], x: np.ndarray, axis: int, rule: RuleLike, where: Any, lengths: Any,
-             out: np.ndarray | None, return_stats: bool, threads: int) -> Any:
-    out = _room(x, out)
+def _forward(function: Any, names: dict[str, str], x: np.ndarray, axis: int, rule: RuleLike, where: Any,
+             normalizer: str, lengths: Any, out: np.ndarray | None, return_stats: bool, threads: int) -> Any:
+    out = _output(x, out)
     axis = integer(axis, "axis")
     stats = stats_buffer(_rows_of(x, axis)) if flag(return_stats, "return_stats") else None
-    call(function, names, x, out, axis=axis, rule=rule_name(rule), mask=booleans(where, x.ndim, "where"),
-         lengths=integers(lengths, "lengths"), stats=stats, threads=threads)
+    call(function, names, x, out, axis=axis, rule=rule_name(rule), normalizer=normalizer,
+         mask=booleans(where, x.ndim, "where"), lengths=integers(lengths, "lengths"), stats=stats,
+         threads=threads)
     return out if stats is None else (out, stats_of(stats))
 
 
-def _room(x: np.ndarray, out: np.ndarray | None) -> np.ndarray:
-    """Where to write."""
+def _output(x: np.ndarray, out: np.ndarray | None) -> np.ndarray:
+    """The array to write to: the caller's, or a new one."""
     check_unmasked(out, "out")
     return np.empty_like(x, subok=False) if out is None else out
 

@@ -44,6 +44,7 @@ class Rule:
     """
 
     kind: ClassVar[str]
+    adaptive: ClassVar[bool] = False  # whether beta depends on the logits, not only on how many there are
     name: str = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -81,6 +82,7 @@ class Paper(Rule):
     """The rule of "softmax is not enough": a polynomial of the entropy, at most 2.42. Off above 5.945 nats."""
 
     kind = "paper"
+    adaptive = True
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class TargetEntropy(Rule):
 
     h: float
     kind = "target-entropy"
+    adaptive = True
 
     def _text(self) -> str:
         return _text(self.kind, self.h)
@@ -134,6 +137,7 @@ class TargetPeak(Rule):
 
     w: float
     kind = "target-peak"
+    adaptive = True
 
     def _text(self) -> str:
         return _text(self.kind, self.w)
@@ -155,6 +159,7 @@ class Polynomial(Rule):
     gate: float = 0.5
     hold: float = math.inf
     kind = "polynomial"
+    adaptive = True
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "coefficients", tuple(float(c) for c in self.coefficients))
@@ -212,7 +217,7 @@ def rule_name(rule: RuleLike) -> str | None:
 
 
 def rule_names(rule: RuleLike | Sequence[RuleLike]) -> str | list[str] | None:
-    """The same where one rule a head may be given."""
+    """The same where one rule per head may be given."""
     if isinstance(rule, Sequence) and not isinstance(rule, str):
         return [rule_name(one) or "none" for one in rule]
     return rule_name(rule)

@@ -10,7 +10,7 @@ from whet._arguments import check_unmasked
 
 
 class Stats(NamedTuple):
-    """What a row was like, and what its rule made of it: ten float64 arrays, one element a row.
+    """What a row was like, and what its rule made of it: ten float64 arrays, one element per row.
 
     The first seven describe the row at inverse temperature 1; ``beta`` is what the rule chose, the last two are the
     entropy and the largest weight at that beta. Entropies are in nats. A row without visible keys has 0 everywhere,
@@ -35,7 +35,7 @@ class Stats(NamedTuple):
 
 
 def stats_buffer(rows: tuple[int, ...]) -> np.ndarray:
-    """Room for the stats of these rows, as the extension writes them."""
+    """A buffer for the stats of these rows, as the extension writes them."""
     return np.empty((*rows, len(Stats._fields)))
 
 
@@ -45,7 +45,7 @@ def stats_of(buffer: np.ndarray) -> Stats:
 
 
 def buffer_of(stats: Stats | None, rows: tuple[int, ...]) -> np.ndarray | None:
-    """The other way, for stats of these rows; this copies, ten numbers a row."""
+    """The other way, for stats of these rows; this copies, ten numbers per row."""
     if stats is None:
         return None
     if not isinstance(stats, Stats):

@@ -64,7 +64,7 @@ def softmax(x, rule="none", axis=-1, where=None):
     return np.apply_along_axis(lambda row: weights_at(row, beta_of(rule, row)), axis, x)
 
 
-def attention(q, k, v, rule="none", *, scale=None, causal=False, align="start", window=(-1, -1), mask=True, bias=0.0,
+def attention(q, k, v, rule="none", *, scale=None, is_causal=False, align="start", window=(-1, -1), mask=True, bias=0.0,
               lengths=None, softcap=0.0, sinks=None, query_scale=1.0):
     """Output and weights, (B, H, N, E) and (B, H, N, M). `rule` may be a list with one per head."""
     q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
@@ -74,10 +74,10 @@ def attention(q, k, v, rule="none", *, scale=None, causal=False, align="start", 
     x = (softcap * np.tanh(x / softcap) if softcap else x) + bias
 
     ends = np.full(batch, keys) if lengths is None else np.asarray(lengths)
-    place = np.arange(queries) + np.where(align == "end", ends - queries, 0)[:, None]
-    step = np.arange(keys) - place[:, None, :, None]
+    position = np.arange(queries) + np.where(align == "end", ends - queries, 0)[:, None]
+    step = np.arange(keys) - position[:, None, :, None]
     visible = (np.arange(keys) < ends[:, None, None, None]) & mask
-    visible = visible & ((step <= 0) if causal else True)
+    visible = visible & ((step <= 0) if is_causal else True)
     visible = visible & (True if window[0] < 0 else step >= -window[0]) & (True if window[1] < 0 else step <= window[1])
     x = np.where(visible, x, -np.inf)
 

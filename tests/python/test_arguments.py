@@ -43,10 +43,10 @@ def test_types_of_x(wrong):
 @pytest.mark.parametrize("wrong", WRONG_TYPES, ids=lambda w: str(getattr(w, "dtype", w)))
 def test_types_of_attention(qkv, wrong):
     q, k, v = qkv
-    for name in ("q", "k", "v"):
+    for name in ("query", "key", "value"):
         # With as many axes as the others, it can only be the type that is wrong.
         four_axes = wrong[None, None] if isinstance(wrong, np.ndarray) else wrong
-        given = {"q": q, "k": k, "v": v, name: four_axes}
+        given = {"query": q, "key": k, "value": v, name: four_axes}
         refused((TypeError, ValueError), name, whet.attention, **given)
     if wrong is not None:
         refused(TypeError, "bias", whet.attention, q, k, v, bias=wrong)
@@ -57,7 +57,7 @@ def test_types_of_out(x, out):
     refused(TypeError, "out", whet.softmax, x, out=out)
 
 
-def test_out_of_another_shape_type_or_place(x):
+def test_out_of_another_shape_type_or_memory(x):
     refused(ValueError, "out", whet.softmax, x, out=np.empty((4, 5), np.float32))
     refused(ValueError, "out", whet.softmax, x, out=np.empty((4, 6)))
     both = np.zeros((4, 7), np.float32)
@@ -79,7 +79,7 @@ def test_read_only(x, qkv):
 
 def test_inputs_are_read_where_they_lie(tmp_path):
     """A file mapped read-only can't be written, and a copy of it would show in no other way than speed: what shows is
-    that the door to the extension takes it as it is."""
+    that the extension takes it as it is."""
     values = np.random.default_rng(3).normal(size=(8, 32)).astype(np.float32)
     (tmp_path / "x").write_bytes(values.tobytes())
     with open(tmp_path / "x", "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped:
@@ -161,7 +161,7 @@ def test_merge():
 
 @pytest.mark.parametrize("kind, name, options", [
     (TypeError, "scale", {"scale": "1"}), (ValueError, "scale", {"scale": np.inf}),
-    (TypeError, "causal", {"causal": "no"}), (TypeError, "causal", {"causal": np.ones(3)}),
+    (TypeError, "is_causal", {"is_causal": "no"}), (TypeError, "is_causal", {"is_causal": np.ones(3)}),
     (TypeError, "align", {"align": 0}), (ValueError, "align", {"align": "middle"}),
     (TypeError, "window", {"window": "3"}), (TypeError, "window", {"window": (1, 2, 3)}),
     (ValueError, "window", {"window": (-2, 0)}), (TypeError, "mask", {"mask": np.zeros((3, 5))}),
@@ -183,12 +183,12 @@ def test_options_of_attention(qkv, kind, name, options):
 
 def test_shapes_of_attention(qkv):
     q, k, v = qkv
-    refused(ValueError, "k", whet.attention, q, k[0], v)
-    refused(ValueError, "k", whet.attention, q[:, :3], k, v)
-    refused(ValueError, "k", whet.attention, q, k[..., :4], v)
-    refused(ValueError, "v", whet.attention, q, k, v[:, :, :4])
-    refused(ValueError, "v", whet.attention, q, k, v.astype(np.float64))
-    refused(ValueError, "q", whet.attention, q[0, 0, 0], k, v)
+    refused(ValueError, "key", whet.attention, q, k[0], v)
+    refused(ValueError, "key", whet.attention, q[:, :3], k, v)
+    refused(ValueError, "key", whet.attention, q, k[..., :4], v)
+    refused(ValueError, "value", whet.attention, q, k, v[:, :, :4])
+    refused(ValueError, "value", whet.attention, q, k, v.astype(np.float64))
+    refused(ValueError, "query", whet.attention, q[0, 0, 0], k, v)
     refused(ValueError, "dout", whet.attention_backward, q, k, v, q[..., :4])
     with pytest.raises(TypeError, match="colour"):
         whet.attention_backward(q, k, v, q, colour="red")
@@ -227,8 +227,8 @@ def test_masked_arrays_are_refused_not_stripped(x):
 
 def test_masked_arrays_in_attention(qkv):
     q, k, v = qkv
-    for name, given in (("q", q), ("k", k), ("v", v)):
-        refused(TypeError, name, whet.attention, **{"q": q, "k": k, "v": v, name: masked(given)})
+    for name, given in (("query", q), ("key", k), ("value", v)):
+        refused(TypeError, name, whet.attention, **{"query": q, "key": k, "value": v, name: masked(given)})
     refused(TypeError, "dout", whet.attention_backward, q, k, v, masked(q))
     sides = {"mask": np.ones((3, 5), bool), "bias": np.zeros((3, 5)), "lengths": [5], "sinks": np.zeros(4),
              "query_scale": np.ones(3), "query_starts": [0, 3], "key_starts": [0, 5], "weight_rows": [[0, 0, 0]],
@@ -237,7 +237,7 @@ def test_masked_arrays_in_attention(qkv):
         refused(TypeError, name, whet.attention, q, k, v, **{name: masked(given)})
 
 
-# ---- the door by address
+# ---- arrays by address
 
 
 def addressed(a):
@@ -256,7 +256,7 @@ def test_by_address(x, qkv):
 
     out = np.empty_like(qkv[0])
     _core.attention(*map(addressed, qkv), (out.ctypes.data, F32, out.shape, None), causal=True)
-    np.testing.assert_array_equal(out, whet.attention(*qkv, causal=True))
+    np.testing.assert_array_equal(out, whet.attention(*qkv, is_causal=True))
 
 
 @pytest.mark.parametrize("kind, wrong", [

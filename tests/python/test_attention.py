@@ -16,8 +16,8 @@ def inputs(rng, batch=2, heads=4, key_heads=2, queries=5, keys=9, size=8, value_
 @pytest.mark.parametrize("causal", [False, True])
 def test_rules_with_grouped_heads(rng, rule, causal):
     q, k, v = inputs(rng)
-    expected, _ = oracle.attention(q, k, v, rule, causal=causal)
-    np.testing.assert_allclose(whet.attention(q, k, v, rule=rule, causal=causal), expected, atol=2e-5)
+    expected, _ = oracle.attention(q, k, v, rule, is_causal=causal)
+    np.testing.assert_allclose(whet.attention(q, k, v, rule=rule, is_causal=causal), expected, atol=2e-5)
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
@@ -37,8 +37,8 @@ def test_large_heads(rng, queries):
 
 
 @pytest.mark.parametrize("options", [
-    {"causal": True, "align": "end"}, {"window": (2, 1)}, {"window": (3, -1), "causal": True, "align": "end"},
-    {"scale": 0.7}, {"softcap": 3.0}, {"lengths": [9, 4]}, {"lengths": [0, 9], "causal": True, "align": "end"},
+    {"is_causal": True, "align": "end"}, {"window": (2, 1)}, {"window": (3, -1), "is_causal": True, "align": "end"},
+    {"scale": 0.7}, {"softcap": 3.0}, {"lengths": [9, 4]}, {"lengths": [0, 9], "is_causal": True, "align": "end"},
     {"rule": ["paper", "none", "fixed:2", "ssmax:0.5"]}])
 def test_options(rng, options):
     q, k, v = inputs(rng)
@@ -92,21 +92,21 @@ def test_packed_sequences(rng):
 
 def test_fewer_axes(rng):
     q, k, v = inputs(rng, batch=1)
-    whole, stats = whet.attention(q, k, v, rule="paper", causal=True, return_stats=True)
-    three, stats3 = whet.attention(q[0], k[0], v[0], rule="paper", causal=True, return_stats=True)
+    whole, stats = whet.attention(q, k, v, rule="paper", is_causal=True, return_stats=True)
+    three, stats3 = whet.attention(q[0], k[0], v[0], rule="paper", is_causal=True, return_stats=True)
     np.testing.assert_array_equal(three, whole[0])
     np.testing.assert_array_equal(stats3.beta, stats.beta[0])
     one = whet.attention(q[:, :1], k[:, :1], v[:, :1])
     np.testing.assert_array_equal(whet.attention(q[0, 0], k[0, 0], v[0, 0]), one[0, 0])
 
 
-def test_what_can_be_asked_for(rng):
+def test_optional_outputs(rng):
     q, k, v = inputs(rng)
-    _, weights = oracle.attention(q, k, v, "paper", causal=True)
+    _, weights = oracle.attention(q, k, v, "paper", is_causal=True)
     rows = [(0, 0, 0), (1, 3, 4), (1, 2, 2)]
-    out, stats, extras = whet.attention(q, k, v, rule="paper", causal=True, return_stats=True, weight_rows=rows,
+    out, stats, extras = whet.attention(q, k, v, rule="paper", is_causal=True, return_stats=True, weight_rows=rows,
                                         top_k=2, column_sums=True, tile_counts=True)
-    np.testing.assert_array_equal(out, whet.attention(q, k, v, rule="paper", causal=True))
+    np.testing.assert_array_equal(out, whet.attention(q, k, v, rule="paper", is_causal=True))
     np.testing.assert_allclose(extras.weights, [weights[row] for row in rows], atol=1e-10)
     np.testing.assert_allclose(extras.column_sums, weights.sum(2), atol=1e-10)
     np.testing.assert_array_equal(extras.top_keys[..., 0], weights.argmax(-1))
@@ -140,11 +140,11 @@ def test_backward(rng, rule):
     given = [q, k, v, bias, sinks]
 
     def loss(q, k, v, bias, sinks):
-        return (oracle.attention(q, k, v, rule, bias=bias, sinks=sinks, causal=True)[0] * dout).sum()
+        return (oracle.attention(q, k, v, rule, bias=bias, sinks=sinks, is_causal=True)[0] * dout).sum()
 
-    _, stats = whet.attention(q, k, v, rule=rule, bias=bias, sinks=sinks, causal=True, return_stats=True)
+    _, stats = whet.attention(q, k, v, rule=rule, bias=bias, sinks=sinks, is_causal=True, return_stats=True)
     for saved in (None, stats):
-        gradients = whet.attention_backward(q, k, v, dout, rule=rule, bias=bias, sinks=sinks, causal=True, stats=saved)
+        gradients = whet.attention_backward(q, k, v, dout, rule=rule, bias=bias, sinks=sinks, is_causal=True, stats=saved)
         for i, gradient in enumerate(gradients):
             assert gradient.shape == given[i].shape
             step = 1e-6 * rng.normal(size=given[i].shape)

@@ -57,7 +57,7 @@ def test_rows(function, seed):
 @pytest.mark.parametrize("seed", range(16))
 def test_attention(seed):
     rng = np.random.default_rng(seed)
-    optional = [n for n in inspect.signature(whet.attention).parameters if n not in ("q", "k", "v")]
+    optional = [n for n in inspect.signature(whet.attention).parameters if n not in ("query", "key", "value")]
     results = 0
     for _ in range(100):
         q, k, v = (rng.normal(size=shape) for shape in ((2, 4, 3, 5), (2, 2, 4, 5), (2, 2, 4, 6)))

@@ -25,7 +25,7 @@ PACKAGE = Path(whet.__file__).parent
 
 def test_version_and_targets():
     assert whet.__version__ == whet.version() == _core.version()
-    assert whet.target() in whet.targets()
+    assert whet.simd_target() in whet.simd_targets()
 
 
 def test_other_threads_run_meanwhile():
@@ -53,13 +53,13 @@ def test_same_bits_from_many_threads():
     x = rng.normal(size=(50, 700)).astype(np.float32)
     q, k, v = (rng.normal(size=(1, 4, 40, 16)).astype(np.float32) for _ in range(3))
     rows = whet.softmax(x, rule="target-entropy:0.5")
-    heads = whet.attention(q, k, v, rule="paper", causal=True)
+    heads = whet.attention(q, k, v, rule="paper", is_causal=True)
 
     def work(i):
         for _ in range(20):
             if not np.array_equal(whet.softmax(x, rule="target-entropy:0.5", threads=1 + i % 3), rows):
                 return False
-            if not np.array_equal(whet.attention(q, k, v, rule="paper", causal=True, threads=1 + i % 3), heads):
+            if not np.array_equal(whet.attention(q, k, v, rule="paper", is_causal=True, threads=1 + i % 3), heads):
                 return False
         return True
 
@@ -75,7 +75,7 @@ from whet import _core
 
 x = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)
 out, stats, where, lengths = np.empty_like(x), np.empty((2, 10)), np.ones((1, 16), bool), np.array([16, 3])
-door = (x.ctypes.data, 0, x.shape, None)
+by_address = (x.ctypes.data, 0, x.shape, None)
 q = x[None, None]
 
 def refused(function, *arguments, **options):
@@ -88,7 +88,7 @@ def refused(function, *arguments, **options):
 def calls(count):
     for i in range(count // 5):
         _core.softmax(x, out, rule="paper", mask=where, lengths=lengths, stats=stats)
-        _core.softmax(door, out)
+        _core.softmax(by_address, out)
         refused(_core.softmax, x, out, axis=5)
         refused(_core.softmax, lengths, out)
         refused(_core.softmax, (0, 0, "sizes", None), out)

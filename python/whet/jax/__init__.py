@@ -1,7 +1,7 @@
 """whet for JAX: softmax and attention on CPUs, with a rule where one is named.
 
-`softmax` stands where jax.nn.softmax stood, `attention` where jax.nn.dot_product_attention did. Both work under jit,
-vmap, grad, scan, checkpoint and shard_map.
+`softmax` and `log_softmax` replace those of jax.nn, `attention` replaces jax.nn.dot_product_attention. All work under jit,
+vmap, grad, jvp, scan, checkpoint and shard_map.
 
 >>> import jax.numpy as jnp
 >>> from whet.jax import softmax
@@ -11,6 +11,6 @@ vmap, grad, scan, checkpoint and shard_map.
 """
 
 from whet.jax.attention import attention
-from whet.jax.rows import softmax
+from whet.jax.rows import log_softmax, softmax
 
-__all__ = ["attention", "softmax"]
+__all__ = ["attention", "log_softmax", "softmax"]

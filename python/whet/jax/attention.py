@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, overload
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
@@ -12,39 +13,52 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from whet import _core
-from whet._arguments import Window, flag, integer, window_sides
+from whet._arguments import Window, count, flag, integer, window_sides
+from whet.attention import Extras
+from whet.jax._attention_tangent import attention_tangent
 from whet.jax._ffi import (array, call, check_bool, check_broadcasts, check_float, saved_type, stats_of, stats_type,
                            varying_alike, with_axes)
+from whet.jax._linear import linear_call
 from whet.rules import RuleLike
 from whet.rules import rule as rule_of
 from whet.stats import Stats
 
 
+class _Keywords(TypedDict, total=False):
+    scale: Any
+    is_causal: bool
+    query_seq_lengths: Any
+    key_value_seq_lengths: Any
+    local_window_size: Window
+    implementation: str | None
+    rule: RuleLike | Sequence[RuleLike]
+    normalizer: str
+    hold_beta: bool
+    softcap: float | None
+    sinks: Any
+    query_scale: Any
+    query_starts: Any
+    key_starts: Any
+
+
 @overload
-def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, *, scale: Any = None,
-              is_causal: bool = False, query_seq_lengths: Any = None, key_value_seq_lengths: Any = None,
-              local_window_size: Window = None, implementation: str | None = None,
-              return_residual: Literal[False] = False, rule: RuleLike | Sequence[RuleLike] = None,
-              hold_beta: bool = False, softcap: float | None = 0.0, sinks: Any = None,
-              return_stats: Literal[False] = False) -> jax.Array: ...
+def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, *,
+              return_residual: Literal[False] = False, return_stats: Literal[False] = False,
+              **options: Unpack[_Keywords]) -> jax.Array: ...
 @overload
-def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, *, scale: Any = None,
-              is_causal: bool = False, query_seq_lengths: Any = None, key_value_seq_lengths: Any = None,
-              local_window_size: Window = None, implementation: str | None = None,
-              return_residual: Literal[False] = False, rule: RuleLike | Sequence[RuleLike] = None,
-              hold_beta: bool = False, softcap: float | None = 0.0, sinks: Any = None,
-              return_stats: Literal[True]) -> tuple[jax.Array, Stats]: ...
+def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, *,
+              return_residual: Literal[False] = False, return_stats: Literal[True],
+              **options: Unpack[_Keywords]) -> tuple[jax.Array, Stats]: ...
 @overload
+def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, *, return_residual: bool = False,
+              return_stats: bool = False, top_k: int = 0, column_sums: bool = False,
+              **options: Unpack[_Keywords]) -> Any: ...
 def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, *, scale: Any = None,
               is_causal: bool = False, query_seq_lengths: Any = None, key_value_seq_lengths: Any = None,
               local_window_size: Window = None, implementation: str | None = None, return_residual: bool = False,
-              rule: RuleLike | Sequence[RuleLike] = None, hold_beta: bool = False, softcap: float | None = 0.0,
-              sinks: Any = None, return_stats: bool = False) -> Any: ...
-def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, *, scale: Any = None,
-              is_causal: bool = False, query_seq_lengths: Any = None, key_value_seq_lengths: Any = None,
-              local_window_size: Window = None, implementation: str | None = None,
-              return_residual: bool = False, rule: RuleLike | Sequence[RuleLike] = None, hold_beta: bool = False,
-              softcap: float | None = 0.0, sinks: Any = None, return_stats: bool = False) -> Any:
+              rule: RuleLike | Sequence[RuleLike] = None, normalizer: str = "softmax", hold_beta: bool = False,
+              softcap: float | None = 0.0, sinks: Any = None, query_scale: Any = None, query_starts: Any = None,
+              key_starts: Any = None, return_stats: bool = False, top_k: int = 0, column_sums: bool = False) -> Any:
     """jax.nn.dot_product_attention with the inverse temperature of each row chosen by a rule.
 
     B batch, T queries, S keys, N query heads, K key heads (N a multiple of K), H and E the sizes of a key and of a
@@ -58,21 +72,28 @@ def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = No
         scale: default 1 / sqrt(H). An array (a scale that is learned) multiplies the queries.
         is_causal: hide the keys after key i from query i.
         query_seq_lengths, key_value_seq_lengths: (B) integers: queries from there on have output 0, keys are hidden.
-        local_window_size: hide keys further than this from the query's place; a pair is (before, after), None
+        local_window_size: hide keys further than this from the query's position; a pair is (before, after), None
             for no limit.
-        implementation: None or "xla", for the sake of calls written for JAX; there is one.
+        implementation: None or "xla", accepted for compatibility with JAX; there is one.
         return_residual: also return the log-sum-exp of each row's logits, before the rule: (B, T, N), key's dtype.
-        rule: a rule or its name (see whet.rules), or a list with one a query head. Default: none, beta = 1.
+        rule: a rule or its name (see whet.rules), or a list with one per query head. Default: none, beta = 1.
+        normalizer: what turns a row of logits into weights, by its name. Default: softmax.
         hold_beta: gradients count beta as a constant. By default they go through the rule, as in the published code.
         softcap: c tanh(x / c) before the bias; 0 or None: none.
-        sinks: (N), a logit of its own per head that takes weight and has no value.
+        sinks: (N), one logit per head that takes weight and has no value.
+        query_scale: broadcast to (B, T, N), multiplies `query`, and has a gradient.
+        query_starts, key_starts: integers 0, ..., T and 0, ..., S, as FlashAttention's cu_seqlens: sequences packed
+            one after the other into a batch of one. Queries see the keys of their own sequence.
         return_stats: also return the whet.Stats of all rows, (B, T, N): float64 with jax_enable_x64, else rounded to
             float32. No gradient flows through them.
+        top_k: also return this many heaviest keys of each row, heaviest first.
+        column_sums: also return the weight that each key receives, summed over queries.
 
     Returns:
-        The output, (B, T, N, E); then, if asked for, the residual; then, if asked for, the stats. A row that sees
-        nothing has output and gradients 0 (JAX gives it the mean of all values). What hidden keys and values hold
-        doesn't matter.
+        The output, (B, T, N, E); then, if asked for, the residual; then, if asked for, the stats; then, with top_k or
+        column_sums, whet.Extras: top_keys and top_weights (B, T, N, top_k; key -1 where a row has fewer), column_sums
+        (B, S, N). A row that sees nothing has output and gradients 0 (JAX gives it the mean of all values). What hidden
+        keys and values hold doesn't matter.
 
     Raises:
         TypeError, ValueError: naming the argument.
@@ -93,6 +114,8 @@ def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = No
         if scale.ndim > 0:
             raise ValueError(f"scale: its shape is {scale.shape}, must be a number")
         query, scale = (query * scale).astype(query.dtype), 1.0
+    if query_scale is not None:
+        query = _scaled(query, array(query_scale, "query_scale"))
     if implementation not in (None, "xla"):
         raise ValueError(f"implementation: is {implementation!r}, must be None or 'xla': whet.jax runs on CPUs")
 
@@ -101,26 +124,32 @@ def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = No
     arrays = _Arrays(
         query, key, value, _bias(bias, query.dtype, logits), _mask(mask, logits), _sinks(sinks, query.dtype, heads),
         _lengths(query_seq_lengths, batch, "query_seq_lengths"),
-        _lengths(key_value_seq_lengths, batch, "key_value_seq_lengths"))
+        _lengths(key_value_seq_lengths, batch, "key_value_seq_lengths"),
+        _starts(query_starts, "query_starts"), _starts(key_starts, "key_starts"))
     before, after = _window(local_window_size)
     return_stats, return_residual = flag(return_stats, "return_stats"), flag(return_residual, "return_residual")
     options = _Options(
-        _rules(rule, heads), size**-0.5 if scale is None else _number(scale, "scale"), _softcap(softcap, query.dtype),
-        flag(is_causal, "is_causal"), before, after, flag(hold_beta, "hold_beta"), return_stats or return_residual)
-    out, stats = _jitted(options, arrays)
+        rules=_rules(rule, heads), normalizer=_core.normalizer_name(normalizer),
+        scale=size**-0.5 if scale is None else _number(scale, "scale"), softcap=_softcap(softcap, query.dtype),
+        causal=flag(is_causal, "is_causal"), window_left=before, window_right=after,
+        hold_beta=flag(hold_beta, "hold_beta"), return_stats=return_stats or return_residual,
+        top_k=count(top_k, "top_k"), column_sums=flag(column_sums, "column_sums"))
+    out, stats, extras = _jitted(options, arrays)
 
     if not batched:
-        out, stats = out[0], jax.tree.map(lambda column: column[0], stats)
+        out, stats, extras = jax.tree.map(lambda values: values[0], (out, stats, extras))
     results = (out,)
     if return_residual:
         results += (stats.log_sum_exp.astype(key.dtype),)
     if return_stats:
         results += (stats,)
+    if extras:
+        results += (Extras(**extras),)
     return results if len(results) > 1 else out
 
 
 class _Arrays(NamedTuple):
-    """Operands under the names the extension knows; None where there is none."""
+    """Operands by the names that the extension has for them; None where there is none."""
 
     query: Any
     key: Any
@@ -130,6 +159,8 @@ class _Arrays(NamedTuple):
     sinks: Any  # (1, N): an axis for the batch, so that vmap puts its own before it
     query_lengths: Any
     key_lengths: Any
+    query_starts: Any  # (1, sequences + 1), as sinks
+    key_starts: Any
 
 
 _DIFFERENTIABLE = ("query", "key", "value", "bias", "sinks")
@@ -138,7 +169,8 @@ _DIFFERENTIABLE = ("query", "key", "value", "bias", "sinks")
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class _Options:
-    rules: str
+    rules: str  # one name, or one per query head joined by ";"
+    normalizer: str
     scale: float
     softcap: float
     causal: bool
@@ -146,58 +178,64 @@ class _Options:
     window_right: int
     hold_beta: bool
     return_stats: bool
+    top_k: int
+    column_sums: bool
 
     def attributes(self) -> dict[str, Any]:
         # JAX would make 32 bits of Python's own numbers.
-        return {"rules": self.rules, "scale": np.float64(self.scale), "softcap": np.float64(self.softcap),
-                "causal": self.causal, "window_left": np.int64(self.window_left),
+        return {"rules": self.rules, "normalizer": self.normalizer, "scale": np.float64(self.scale),
+                "softcap": np.float64(self.softcap), "causal": self.causal, "window_left": np.int64(self.window_left),
                 "window_right": np.int64(self.window_right)}
 
 
 @jax.jit
-def _jitted(options: _Options, arrays: _Arrays) -> tuple[jax.Array, Any]:
-    out, stats = _attention(options, _Arrays(*varying_alike(*arrays)))
-    if stats is None:
-        return out, None
-    return out, stats_of(jnp.swapaxes(jax.lax.stop_gradient(stats), 1, 2))
+def _jitted(options: _Options, arrays: _Arrays) -> tuple[jax.Array, Any, dict[str, jax.Array]]:
+    out, optional = _attention(options, _Arrays(*varying_alike(*arrays)))
+    # Rows are where their queries are: (B, T, N) instead of (B, N, T).
+    optional = {name: jnp.swapaxes(jax.lax.stop_gradient(values), 1, 2) for name, values in optional.items()}
+    stats = optional.pop("stats", None)
+    return out, None if stats is None else stats_of(stats), optional
 
 
-@jax.custom_vjp
-def _attention(options: _Options, arrays: _Arrays) -> tuple[jax.Array, Any]:
+@jax.custom_jvp
+def _attention(options: _Options, arrays: _Arrays) -> tuple[jax.Array, dict[str, jax.Array]]:
     results = _call(options, arrays, save=False)
-    return results["out"], results.get("stats")
-
-
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class _Wanted:
-    """Of which operands the gradient is wanted."""
-
-    names: tuple[str, ...]
-
-
-def _forward(options: _Options, arrays: _Arrays) -> tuple[tuple[jax.Array, Any], Any]:
-    wanted = _Wanted(tuple(name for name in _DIFFERENTIABLE
-                           if getattr(arrays, name) is not None and getattr(arrays, name).perturbed))
-    arrays = _Arrays(*(None if one is None else one.value for one in arrays))
-    results = _call(options, arrays, save=True)
-    return (results["out"], results.get("stats")), (options, arrays, wanted, results["saved"])
-
-
-def _backward(kept: Any, cotangents: Any) -> tuple[None, _Arrays]:
-    options, arrays, wanted, saved = kept
-    dout, _ = cotangents
-    gradients = _Arrays(*(None,) * len(_Arrays._fields))
-    if isinstance(dout, SymbolicZero) or not wanted.names:
-        return None, gradients
-    shapes = {f"d{name}": (getattr(arrays, name).shape, getattr(arrays, name).dtype) for name in wanted.names}
-    results = call("whet_attention_backward", {**arrays._asdict(), "dout": dout, "saved": saved}, shapes,
-                   hold_beta=options.hold_beta, **options.attributes())
-    return None, gradients._replace(**{name: results[f"d{name}"] for name in wanted.names})
+    return results.pop("out"), results
 
 
 # Gradients that nobody wants cost work and, for a bias, memory: symbolic zeros tell.
-_attention.defvjp(_forward, _backward, symbolic_zeros=True)
+@partial(_attention.defjvp, symbolic_zeros=True)
+def _attention_jvp(primals: Any, tangents: Any) -> Any:
+    (options, arrays), (_, along) = primals, tangents
+    perturbed = {name: tangent for name, tangent in along._asdict().items()
+                 if name in _DIFFERENTIABLE and tangent is not None and not isinstance(tangent, SymbolicZero)}
+    results = _call(options, arrays, save=True)
+    out, saved = results.pop("out"), results.pop("saved")
+    if perturbed:
+        dout = linear_call(partial(_tangent, options), partial(_gradients, options, tuple(perturbed)),
+                           (arrays, saved), perturbed)
+    else:
+        dout = jnp.zeros_like(out)
+    return (out, results), (dout, jax.tree.map(_no_tangent, results))
+
+
+def _no_tangent(values: jax.Array) -> Any:
+    integers = jnp.issubdtype(values.dtype, jnp.integer)
+    return np.zeros(values.shape, jax.dtypes.float0) if integers else jnp.zeros_like(values)
+
+
+def _tangent(options: _Options, residuals: Any, along: dict[str, jax.Array]) -> jax.Array:
+    arrays, _ = residuals
+    stats = _call(replace(options, return_stats=True, top_k=0, column_sums=False), arrays, save=False)["stats"]
+    return attention_tangent(options, arrays, stats, along)
+
+
+def _gradients(options: _Options, names: tuple[str, ...], residuals: Any, dout: jax.Array) -> dict[str, jax.Array]:
+    arrays, saved = residuals
+    shapes = {f"d{name}": (getattr(arrays, name).shape, getattr(arrays, name).dtype) for name in names}
+    results = call("whet_attention_backward", {**arrays._asdict(), "dout": dout, "saved": saved}, shapes,
+                   hold_beta=options.hold_beta, **options.attributes())
+    return {name: results[f"d{name}"] for name in names}
 
 
 def _call(options: _Options, arrays: _Arrays, save: bool) -> dict[str, jax.Array]:
@@ -208,6 +246,11 @@ def _call(options: _Options, arrays: _Arrays, save: bool) -> dict[str, jax.Array
         results["saved"] = saved_type(rows)
     if options.return_stats:
         results["stats"] = stats_type(rows)
+    if options.top_k > 0:
+        results["top_keys"] = (*rows, options.top_k), np.int32
+        results["top_weights"] = (*rows, options.top_k), np.float32
+    if options.column_sums:
+        results["column_sums"] = (batch, heads, arrays.key.shape[1]), jax.dtypes.canonicalize_dtype(np.float64)
     return call("whet_attention", arrays._asdict(), results, **options.attributes())
 
 
@@ -276,8 +319,14 @@ def _sinks(sinks: Any, dtype: Any, heads: int) -> jax.Array | None:
     if not jnp.issubdtype(sinks.dtype, jnp.floating):
         raise TypeError(f"sinks: its dtype is {sinks.dtype}, must be floats")
     if sinks.shape != (heads,):
-        raise ValueError(f"sinks: its shape is {sinks.shape}, must be one a query head, ({heads},)")
+        raise ValueError(f"sinks: its shape is {sinks.shape}, must be one per query head, ({heads},)")
     return _side(sinks, dtype)[None]
+
+
+def _scaled(query: jax.Array, factor: jax.Array) -> jax.Array:
+    factor = with_axes(factor, query.ndim - 1, "query_scale")
+    check_broadcasts(factor, query.shape[:-1], "query_scale")
+    return (query * factor[..., None]).astype(query.dtype)
 
 
 def _lengths(lengths: Any, batch: int, name: str) -> jax.Array | None:
@@ -287,8 +336,19 @@ def _lengths(lengths: Any, batch: int, name: str) -> jax.Array | None:
     if not jnp.issubdtype(lengths.dtype, jnp.integer):
         raise TypeError(f"{name}: its dtype is {lengths.dtype}, must be integers")
     if lengths.shape != (batch,):
-        raise ValueError(f"{name}: its shape is {lengths.shape}, must be one a batch entry, ({batch},)")
+        raise ValueError(f"{name}: its shape is {lengths.shape}, must be one per batch entry, ({batch},)")
     return jnp.clip(lengths, 0, 2**31 - 1).astype(jnp.int32)
+
+
+def _starts(starts: Any, name: str) -> jax.Array | None:
+    if starts is None:
+        return None
+    starts = array(starts, name)
+    if not jnp.issubdtype(starts.dtype, jnp.integer):
+        raise TypeError(f"{name}: its dtype is {starts.dtype}, must be integers")
+    if starts.ndim != 1:
+        raise ValueError(f"{name}: its shape is {starts.shape}, must have one axis")
+    return starts.astype(jnp.int32)[None]
 
 
 def _window(window: Window) -> tuple[int, int]:
@@ -302,7 +362,7 @@ def _rules(rule: RuleLike | Sequence[RuleLike], heads: int) -> str:
     if isinstance(rule, str) or not isinstance(rule, Sequence):
         return rule_of(rule).name
     if len(rule) != heads:
-        raise ValueError(f"rule: {len(rule)} are given, must be one or one a query head, {heads}")
+        raise ValueError(f"rule: {len(rule)} are given, must be one or one per query head, {heads}")
     return ";".join(rule_of(one).name for one in rule)
 
 

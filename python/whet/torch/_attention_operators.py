@@ -1,223 +1,322 @@
-"""The operators whet::attention and whet::attention_backward: what compilers, exporters and autograd of torch see.
+"""The operators whet::attention, whet::attention_backward and whet::attention_outputs: what compilers, exporters and
+autograd of torch see.
 
-They take every argument, in a fixed form. B batch, H query heads, K key heads, N queries, M keys, D and E the sizes of
-a key and of a value: query (B, H, N, D), key (B, K, M, D), value (B, K, M, E), mask and bias with four axes, sinks (H),
-lengths of int64 and contiguous, rule with one name or one per head. The second result of whet::attention is a buffer of
-stats, (B, H, N, 10) or (B, H, N, 0).
+B batch, H query heads, K key heads, N queries, M keys, D and E the sizes of a key and of a value: see Operands. `rule`
+is one name, or one per query head joined by ";". The second result of whet::attention is a buffer of stats,
+(B, H, N, 10) or (B, H, N, 0).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from whet import _core
-from whet.torch._operators import recorded, register, transformed
-from whet.torch._tensors import (call, door, goes_directly, mapped_first, saved_stats, stats_buffer, transforming,
-                                 watched)
+from whet.torch import _attention_tangent
+from whet.torch._operators import define, one_by_one, recorded, register, transformed
+from whet.torch._tensors import (by_address, by_addresses, call, mapped_first, skips_dispatcher, stats_buffer,
+                                 stats_if_any, tracing, transforming)
 
-# The extension's words for the arguments of whet.torch.attention.
+# The extension's names for the arguments of whet.torch.attention.
 _NAMES = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask", "bias": "attn_mask", "causal": "is_causal",
-          "window_left": "window", "window_right": "window", "head_rules": "rule", "dout": "grad"}
-
-_SINKS = 5  # their place among the tensors
-_INPUTS = "Tensor query, Tensor key, Tensor value, Tensor? mask, Tensor? bias, Tensor? sinks, Tensor? lengths"
-_OPTIONS = ("str[] rule, float? scale, bool causal, str align, SymInt window_left, SymInt window_right, "
-            "float softcap, bool hold_beta")
-
-torch.library.define(
-    "whet::attention", f"({_INPUTS}, bool with_stats, {_OPTIONS}) -> (Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-
-# `wanted` says for which of query, key, value, bias and sinks; the other gradients have no elements.
-torch.library.define(
-    "whet::attention_backward",
-    f"(Tensor dout, {_INPUTS}, Tensor stats, bool[] wanted, {_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
+          "window_left": "window", "window_right": "window", "head_rules": "rule", "dout": "grad",
+          "dropout": "dropout_p"}
 
 
-def _options(mask: Tensor | None, bias: Tensor | None, sinks: Tensor | None, lengths: Tensor | None,
-             rule: Sequence[str], scale: float | None, causal: bool, align: str, window_left: int, window_right: int,
-             softcap: float) -> dict[str, Any]:
-    """What forward and backward have in common, as the extension takes it: fewer are quicker."""
-    options: dict[str, Any] = {"rule": rule[0] if len(rule) == 1 else rule, "causal": causal}
-    if mask is not None:
-        options["mask"] = door(mask)
-    if bias is not None:
-        options["bias"] = door(bias)
-    if sinks is not None:
-        options["sinks"] = door(sinks)
-    if lengths is not None:
-        options["lengths"] = door(lengths)
-    if scale is not None:
-        options["scale"] = scale
-    if align != "start":
-        options["align"] = align
-    if (window_left, window_right) != (-1, -1):
-        options.update(window_left=window_left, window_right=window_right)
-    if softcap:
-        options["softcap"] = softcap
-    return options
+class Operands(NamedTuple):
+    """The tensors of a call."""
+
+    query: Any  # (B, H, N, D)
+    key: Any  # (B, K, M, D)
+    value: Any  # (B, K, M, E)
+    mask: Any = None  # boolean, four axes, broadcast to (B, H, N, M); True is visible
+    bias: Any = None  # the same in floats
+    sinks: Any = None  # (H)
+    lengths: Any = None  # int64, contiguous, as are:
+    query_starts: Any = None
+    key_starts: Any = None
+    dropout_seed: Any = None  # int64, one element: a tensor, so that compiled programs draw another every time
+
+
+class Gradients(NamedTuple):
+    """Of the operands that have one; also which of them are wanted."""
+
+    query: Any = False
+    key: Any = False
+    value: Any = False
+    bias: Any = False
+    sinks: Any = False
+
+
+_OPERANDS = ("Tensor query, Tensor key, Tensor value, Tensor? mask=None, Tensor? bias=None, Tensor? sinks=None, "
+             "Tensor? lengths=None, Tensor? query_starts=None, Tensor? key_starts=None, Tensor? dropout_seed=None")
+_OPTIONS = ('str rule="none", str normalizer="softmax", float? scale=None, bool causal=False, str align="start", '
+            "SymInt window_left=-1, SymInt window_right=-1, float softcap=0.0, bool hold_beta=False, float dropout=0.0")
+
+define("whet::attention", f"({_OPERANDS}, *, bool with_stats=False, {_OPTIONS}) -> (Tensor, Tensor)")
+
+# `wanted` are Gradients; those that aren't have no elements.
+define("whet::attention_backward", f"(Tensor dout, Tensor? stats, {_OPERANDS}, *, bool[] wanted, {_OPTIONS}) -> "
+       "(Tensor, Tensor, Tensor, Tensor, Tensor)")
+
+# weights (R, M), top_keys and top_weights (B, H, N, top_k), column_sums (B, H, M); no elements where not asked for.
+define("whet::attention_outputs", f"(Tensor? weight_rows, {_OPERANDS}, *, SymInt top_k=0, bool column_sums=False, "
+       f"{_OPTIONS}) -> (Tensor, Tensor, Tensor, Tensor)")
+
+
+def forward(operands: Operands, outputs: dict[str, Any], *, hold_beta: bool = False, **options: Any) -> Tensor:
+    query, key, value, *_ = operands
+    out = _heads_inside((*query.shape[:3], value.shape[3]), query)
+    call(_core.attention, _NAMES, by_address(query), by_address(key), by_address(value), by_address(out), **outputs,
+         **_sides(operands), **_with_rules(options))
+    return out
+
+
+def _sides(operands: Operands) -> dict[str, Any]:
+    """All but query, key and value, as the extension takes them."""
+    sides = operands._asdict()
+    for name in ("query", "key", "value"):
+        del sides[name]
+    seed = sides.pop("dropout_seed")
+    return by_addresses(**sides) | ({} if seed is None else {"dropout_seed": seed.item()})
+
+
+def _with_rules(options: dict[str, Any]) -> dict[str, Any]:
+    rule = options.get("rule", "none")
+    return {**options, "rule": rule.split(";")} if ";" in rule else options
 
 
 def _heads_inside(shape: Sequence[int], like: Tensor) -> Tensor:
-    """Room for (B, H, N, E) that lies as (B, N, H, E), as models split and join heads: joining copies nothing."""
+    """An empty (B, H, N, E) that lies as (B, N, H, E), as models split and join heads: joining copies nothing."""
     batch, heads, rows, size = shape
     return like.new_empty_strided((batch, heads, rows, size), (rows * heads * size, size, heads * size, 1))
 
 
-def forward(query: Tensor, key: Tensor, value: Tensor, sides: Sequence[Any], stats: Tensor | None,
-            options: Sequence[Any]) -> Tensor:
+# ---- attention
+
+
+def attention(*operands: Tensor | None, **options: Any) -> Any:
+    """The operator; recorded by an autograd.Function unless torch traces: that is quicker, and what torch.func needs."""
+    if tracing():
+        return torch.ops.whet.attention(*operands, **options)
+    return (_Attention if transforming() else _RecordedAttention).apply(*operands, options)
+
+
+def _attention(*operands: Tensor | None, with_stats: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
+    given = Operands(*operands)
+    stats = stats_buffer(given.query.shape[:3], with_stats, given.query)
+    return forward(given, by_addresses(stats=stats_if_any(stats)), **options), stats
+
+
+def _attention_shapes(*operands: Tensor | None, with_stats: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
+    query, _, value, *_ = Operands(*operands)
     out = _heads_inside((*query.shape[:3], value.shape[3]), query)
-    call(_core.attention, _NAMES, door(query), door(key), door(value), door(out), stats=door(stats),
-         **_options(*sides, *options))
-    return out
-
-
-def attention(*arguments: Any) -> Any:
-    """The operator, recorded by an autograd.Function where nobody watches: quicker, and what torch.func asks for."""
-    if watched():
-        return torch.ops.whet.attention(*arguments)
-    return (_Attention if transforming() else _RecordedAttention).apply(*arguments)
-
-
-def attention_backward(*arguments: Any) -> Any:
-    if goes_directly(arguments[:9]):
-        return _attention_backward(*arguments)
-    return torch.ops.whet.attention_backward(*arguments) if watched() else _AttentionBackward.apply(*arguments)
-
-
-def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None,
-               sinks: Tensor | None, lengths: Tensor | None, with_stats: bool, *options: Any) -> tuple[Tensor, Tensor]:
-    stats = stats_buffer(query.shape[:3], with_stats, query)
-    *options, _ = options
-    return forward(query, key, value, (mask, bias, sinks, lengths), saved_stats(stats), options), stats
-
-
-def _attention_shapes(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None,
-                      sinks: Tensor | None, lengths: Tensor | None, with_stats: bool,
-                      *options: Any) -> tuple[Tensor, Tensor]:
-    stats = stats_buffer(query.shape[:3], with_stats, query)
-    return _heads_inside((*query.shape[:3], value.shape[3]), query), stats
-
-
-def _gradients(query: Tensor, key: Tensor, value: Tensor, bias: Any, sinks: Any,
-               wanted: Sequence[bool]) -> tuple[Tensor, ...]:
-    """Room for each gradient that is wanted, and for nothing where one isn't."""
-    room = [_heads_inside(given.shape, given) if want else given.new_empty(0)
-            for given, want in zip((query, key, value), wanted)]
-    for given, want in zip((bias, sinks), wanted[3:]):
-        room.append(torch.empty_like(given, memory_format=torch.contiguous_format) if want else query.new_empty(0))
-    return tuple(room)
-
-
-def _attention_backward(dout: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
-                        bias: Tensor | None, sinks: Tensor | None, lengths: Tensor | None, stats: Tensor,
-                        wanted: Sequence[bool], *options: Any) -> tuple[Tensor, ...]:
-    gradients = _gradients(query, key, value, bias, sinks, wanted)
-    asked = {name: door(gradient)
-             for name, gradient, want in zip(("dq", "dk", "dv", "dbias", "dsinks"), gradients, wanted) if want}
-    *options, hold_beta = options
-    stats = stats.contiguous()  # as they were, unless hooks on saved tensors moved them
-    lengths = lengths if lengths is None else lengths.contiguous()
-    call(_core.attention_backward, _NAMES, door(query), door(key), door(value), door(dout),
-         stats=door(saved_stats(stats)), hold_beta=hold_beta, **asked,
-         **_options(mask, bias, sinks, lengths, *options))
-    return gradients
-
-
-def _attention_backward_shapes(dout: Tensor, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None,
-                               bias: Tensor | None, sinks: Tensor | None, lengths: Tensor | None, stats: Tensor,
-                               wanted: Sequence[bool], *options: Any) -> tuple[Tensor, ...]:
-    return _gradients(query, key, value, bias, sinks, wanted)
+    return out, stats_buffer(query.shape[:3], with_stats, query)
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    tensors, (_, *ctx.options) = inputs[:7], inputs[7:]
-    ctx.save_for_backward(*tensors, output[1])
-    ctx.mark_non_differentiable(output[1])
+    *operands, options = inputs
+    _, stats = output
+    ctx.save_for_backward(stats, *operands)
+    ctx.save_for_forward(stats, *operands)
+    ctx.options = {name: value for name, value in options.items() if name != "with_stats"}
+    ctx.mark_non_differentiable(stats)
     ctx.set_materialize_grads(False)
 
 
 def _gradient(ctx: Any, dout: Tensor | None, _: None) -> tuple[Any, ...]:
-    nothing = (None,) * (8 + len(ctx.options))
-    if dout is None:
-        return nothing
-    query, key, value, _, bias, sinks, _ = (ctx.needs_input_grad[i] for i in range(7))
-    wanted = [query, key, value, bias, sinks]
-    found = attention_backward(dout, *ctx.saved_tensors, wanted, *ctx.options)
-    dq, dk, dv, dbias, dsinks = (gradient if want else None for gradient, want in zip(found, wanted))
-    return dq, dk, dv, None, dbias, dsinks, *nothing[6:]
+    gradients = Operands(None, None, None)
+    if dout is not None:
+        needed = dict(zip(Operands._fields, ctx.needs_input_grad))
+        wanted = Gradients(**{name: needed.get(name, False) for name in Gradients._fields})
+        found = attention_backward(dout, *ctx.saved_tensors, wanted=list(wanted), **ctx.options)
+        gradients = gradients._replace(**{name: gradient for name, gradient, want
+                                          in zip(Gradients._fields, found, wanted) if want})
+    return *gradients, None
+
+
+def _tangent(ctx: Any, *tangents: Any) -> tuple[Tensor, None]:
+    *tangents_of_operands, _ = tangents
+    stats, *operands = ctx.saved_tensors
+    given, along = Operands(*operands), Operands(*tangents_of_operands)
+    return _attention_tangent.attention_tangent(given, along, stats, **ctx.options), None
+
+
+def _attention_mapped(info: Any, in_dims: tuple[Any, ...], *operands: Tensor | None, **options: Any) -> Any:
+    given, axes = Operands(*operands), Operands(*in_dims)
+    if _are_shared(given, axes):
+        return one_by_one(attention, info.batch_size, axes, given, options)
+    results = attention(*_all_folded(info.batch_size, axes, given), **options)
+    return tuple(result.unflatten(0, (info.batch_size, -1)) for result in results), (0, 0)
+
+
+# ---- its gradient
+
+
+def attention_backward(dout: Tensor, stats: Tensor | None, *operands: Tensor | None, **options: Any) -> Any:
+    if skips_dispatcher((dout, stats, *operands)):
+        return _attention_backward(dout, stats, *operands, **options)
+    if tracing():
+        return torch.ops.whet.attention_backward(dout, stats, *operands, **options)
+    return _AttentionBackward.apply(dout, stats, *operands, options)
+
+
+def _attention_backward(dout: Tensor, stats: Tensor | None, *operands: Tensor | None, wanted: Sequence[bool],
+                        **options: Any) -> tuple[Tensor, ...]:
+    given, stats = _integers_contiguous(Operands(*operands)), stats_if_any(stats)
+    gradients = _empty_gradients(given, wanted)
+    names = Gradients(query="dq", key="dk", value="dv", bias="dbias", sinks="dsinks")
+    written = {name: by_address(gradient) for name, gradient, want in zip(names, gradients, wanted) if want}
+    call(_core.attention_backward, _NAMES, by_address(given.query), by_address(given.key), by_address(given.value),
+         by_address(dout), **by_addresses(stats=stats), **written, **_sides(given),
+         **_with_rules(options))
+    return tuple(gradients)
+
+
+def _integers_contiguous(operands: Operands) -> Operands:
+    """As they were, unless hooks on saved tensors moved them."""
+    integers = {name: getattr(operands, name) for name in ("lengths", "query_starts", "key_starts")}
+    return operands._replace(**{name: values.contiguous() for name, values in integers.items() if values is not None})
+
+
+def _attention_backward_shapes(dout: Tensor, stats: Tensor | None, *operands: Tensor | None, wanted: Sequence[bool],
+                               **options: Any) -> tuple[Tensor, ...]:
+    return tuple(_empty_gradients(Operands(*operands), wanted))
+
+
+def _empty_gradients(operands: Operands, wanted: Sequence[bool]) -> Gradients:
+    """A buffer for each gradient that is wanted, without elements where one isn't."""
+    def empty(name: str, want: bool) -> Tensor:
+        if not want:
+            return operands.query.new_empty(0)
+        given: Tensor = getattr(operands, name)
+        if name in ("query", "key", "value"):
+            return _heads_inside(given.shape, given)
+        return torch.empty_like(given, memory_format=torch.contiguous_format)
+
+    return Gradients(*(empty(name, want) for name, want in zip(Gradients._fields, wanted)))
 
 
 def _no_second_gradient(ctx: Any, *_: Tensor) -> None:
     raise RuntimeError("whet.torch.attention can be differentiated once: its gradient has no gradient of its own")
 
 
-def _folded(tensor: Tensor | None, axis: int | None, size: int, batch: int) -> Any:
-    """For vmap: the mapped axis and the batch as one axis."""
-    mapped = mapped_first(tensor, axis, size)
-    if mapped is None:
-        return None
-    if mapped.dim() == 5 and mapped.shape[1] != batch:  # a mask or bias that all of the batch share
-        mapped = mapped.expand(size, batch, *mapped.shape[2:])
-    return mapped.flatten(0, 1).contiguous() if mapped.dim() == 2 else mapped.flatten(0, 1)
-
-
-def _one_by_one(operator: Any, size: int, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> Any:
-    """For vmap: what can't be folded into the batch, one mapped index after the other."""
-    def at(i: int) -> list[Any]:
-        return [given.select(axis, i) if isinstance(axis, int) else given for given, axis in zip(arguments, in_dims)]
-
-    results = [operator(*at(i)) for i in range(size)]
-    return tuple(torch.stack(parts) for parts in zip(*results)), (0,) * len(results[0])
-
-
-def _attention_mapped(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> Any:
-    if in_dims[5] is not None:  # sinks belong to heads, not to the batch
-        return _one_by_one(attention, info.batch_size, in_dims, arguments)
-    tensors = _all_folded(info.batch_size, _batch_of(arguments[0], in_dims[0]), in_dims, arguments)
-    results = attention(*tensors, *arguments[7:])
-    return tuple(result.unflatten(0, (info.batch_size, -1)) for result in results), (0, 0)
-
-
-def _attention_backward_mapped(info: Any, in_dims: tuple[Any, ...], dout: Tensor, *arguments: Any) -> Any:
-    *_, dbias, dsinks = wanted = arguments[8]
-    if dbias or dsinks or in_dims[6] is not None:  # gradients that a batch shares
-        return _one_by_one(attention_backward, info.batch_size, in_dims, (dout, *arguments))
-    batch = _batch_of(arguments[0], in_dims[1])
-    tensors = _all_folded(info.batch_size, batch, in_dims[1:], arguments)
-    dout = _folded(dout, in_dims[0], info.batch_size, batch)
-    stats = _folded(arguments[7], in_dims[8], info.batch_size, batch).contiguous()
-    results = attention_backward(dout, *tensors, stats, *arguments[8:])
-    unfolded = (result.unflatten(0, (info.batch_size, -1)) if want else result
-                for result, want in zip(results, wanted))
+def _attention_backward_mapped(info: Any, in_dims: tuple[Any, ...], dout: Tensor, stats: Tensor | None,
+                               *operands: Tensor | None, **options: Any) -> Any:
+    dout_axis, stats_axis, *axes_of_operands = in_dims
+    given, axes, wanted = Operands(*operands), Operands(*axes_of_operands), Gradients(*options["wanted"])
+    if wanted.bias or wanted.sinks or _are_shared(given, axes):
+        return one_by_one(attention_backward, info.batch_size, (dout_axis, stats_axis, *axes), (dout, stats, *given),
+                          options)
+    size, batch = info.batch_size, _batch_of(given.query, axes.query)
+    results = attention_backward(_folded(dout, dout_axis, size, batch), _folded(stats, stats_axis, size, batch),
+                                 *_all_folded(size, axes, given), **options)
+    unfolded = (result.unflatten(0, (size, -1)) if want else result for result, want in zip(results, wanted))
     return tuple(unfolded), tuple(0 if want else None for want in wanted)
+
+
+# ---- vmap
 
 
 def _batch_of(query: Tensor, axis: int | None) -> int:
     return query.shape[0] if axis is None else query.movedim(axis, 0).shape[1]
 
 
-def _all_folded(size: int, batch: int, in_dims: tuple[Any, ...], arguments: tuple[Any, ...]) -> list[Tensor | None]:
-    """The seven tensors; sinks stay as they are."""
-    return [tensor if place == _SINKS else _folded(tensor, axis, size, batch)
-            for place, (tensor, axis) in enumerate(zip(arguments[:7], in_dims))]
+def _are_shared(given: Operands, axes: Operands) -> bool:
+    """Whether something varies that all of a batch share, or tells rows apart by their numbers in it."""
+    return axes.sinks is not None or given.query_starts is not None or given.dropout_seed is not None
+
+
+def _all_folded(size: int, axes: Operands, given: Operands) -> Operands:
+    """With the mapped axis folded into the batch; sinks, which all share, as they are."""
+    batch = _batch_of(given.query, axes.query)
+    folded = Operands(*(_folded(tensor, axis, size, batch) for tensor, axis in zip(given, axes)))
+    return folded._replace(sinks=given.sinks)
+
+
+def _folded(tensor: Tensor | None, axis: int | None, size: int, batch: int) -> Any:
+    """The mapped axis and the batch as one axis."""
+    mapped = mapped_first(tensor, axis, size)
+    if mapped is None or mapped.dim() < 2:
+        return mapped
+    if mapped.dim() == 5 and mapped.shape[1] != batch:  # a mask or bias that all of the batch share
+        mapped = mapped.expand(size, batch, *mapped.shape[2:])
+    return mapped.flatten(0, 1).contiguous() if mapped.dim() == 2 else mapped.flatten(0, 1)
+
+
+# ---- optional outputs
+
+
+def output_buffers(operands: Operands, weight_rows: Tensor | None, top_k: int, column_sums: bool) -> dict[str, Tensor]:
+    """By the names that the extension has for them."""
+    (batch, heads, queries, _), keys = operands.query.shape, operands.key.shape[2]
+    empty, buffers = operands.query.new_empty, {}
+    if weight_rows is not None:
+        buffers["weights"] = empty((weight_rows.shape[0], keys))
+    if top_k > 0:
+        buffers["top_keys"] = empty((batch, heads, queries, top_k), dtype=torch.int64)
+        buffers["top_weights"] = empty((batch, heads, queries, top_k), dtype=torch.float32)
+    if column_sums:
+        buffers["column_sums"] = empty((batch, heads, keys), dtype=torch.float64)
+    return buffers
+
+
+_OUTPUTS = ("weights", "top_keys", "top_weights", "column_sums")
+
+
+def attention_outputs(weight_rows: Tensor | None, operands: Operands, *, top_k: int, column_sums: bool,
+                      **options: Any) -> dict[str, Tensor]:
+    """The optional outputs that are asked for, through the dispatcher."""
+    detached = (None if tensor is None else tensor.detach() for tensor in operands)
+    found = torch.ops.whet.attention_outputs(weight_rows, *detached, top_k=top_k, column_sums=column_sums, **options)
+    asked = {"weights": weight_rows is not None, "top_keys": top_k > 0, "top_weights": top_k > 0,
+             "column_sums": column_sums}
+    return {name: tensor for name, tensor in zip(_OUTPUTS, found) if asked[name]}
+
+
+def written(buffers: dict[str, Tensor], weight_rows: Tensor | None, top_k: int) -> dict[str, Any]:
+    """The extension's keywords for these buffers."""
+    return {**by_addresses(weight_rows=weight_rows, **buffers), **({"top_k": top_k} if top_k > 0 else {})}
+
+
+def _attention_outputs(weight_rows: Tensor | None, *operands: Tensor | None, top_k: int = 0, column_sums: bool = False,
+                       **options: Any) -> tuple[Tensor, ...]:
+    given = Operands(*operands)
+    buffers = output_buffers(given, weight_rows, top_k, column_sums)
+    forward(given, written(buffers, weight_rows, top_k), **options)
+    return tuple(buffers.get(name, given.query.new_empty(0)) for name in _OUTPUTS)
+
+
+def _attention_outputs_shapes(weight_rows: Tensor | None, *operands: Tensor | None, top_k: int = 0,
+                              column_sums: bool = False, **options: Any) -> tuple[Tensor, ...]:
+    given = Operands(*operands)
+    buffers = output_buffers(given, weight_rows, top_k, column_sums)
+    return tuple(buffers.get(name, given.query.new_empty(0)) for name in _OUTPUTS)
+
+
+def _attention_outputs_mapped(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor | None, **options: Any) -> Any:
+    return one_by_one(torch.ops.whet.attention_outputs, info.batch_size, in_dims, tensors, options)
+
+
+def _no_gradient(ctx: Any, *_: Tensor) -> None:
+    raise RuntimeError("the optional outputs of whet.torch.attention have no gradient")
 
 
 register("whet::attention", _attention, _attention_shapes, _gradient, _attention_mapped, _setup)
 register("whet::attention_backward", _attention_backward, _attention_backward_shapes, _no_second_gradient,
          _attention_backward_mapped)
+register("whet::attention_outputs", _attention_outputs, _attention_outputs_shapes, _no_gradient,
+         _attention_outputs_mapped)
 
 
-def _run(*arguments: Any) -> Any:
-    return (_attention if goes_directly(arguments[:7]) else torch.ops.whet.attention)(*arguments)
+def _run(*operands: Tensor | None, **options: Any) -> Any:
+    return (_attention if skips_dispatcher(operands) else torch.ops.whet.attention)(*operands, **options)
 
 
-_Attention = transformed("Attention", _run, _gradient, _attention_mapped, _setup)
+_Attention = transformed("Attention", _run, _gradient, _attention_mapped, _setup, _tangent)
 _RecordedAttention = recorded("Attention", _run, _gradient, _setup)
 _AttentionBackward = transformed("AttentionBackward", torch.ops.whet.attention_backward, _no_second_gradient,
                                  _attention_backward_mapped)

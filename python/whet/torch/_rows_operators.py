@@ -1,116 +1,169 @@
 """The operators whet::softmax and whet::softmax_backward: what compilers, exporters and autograd of torch see.
 
-They take every argument, in a fixed form: `dim` is 0 or more, `where` has as many axes as `input`. The second result of
-whet::softmax is a buffer of stats, (rows, 10) or (rows, 0).
+`dim` is 0 or more, `where` has as many axes as `input`. The second result of whet::softmax is a buffer of stats,
+(rows, 10) or (rows, 0).
 """
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from whet import _core
-from whet.torch._operators import recorded, register, transformed
-from whet.torch._tensors import (call, door, goes_directly, mapped_first, saved_stats, stats_buffer, transforming,
-                                 watched)
+from whet.rules import rule as rule_of
+from whet.torch._operators import define, recorded, register, transformed
+from whet.torch._tensors import (by_address, by_addresses, call, mapped_first, skips_dispatcher, stats_buffer,
+                                 stats_if_any, tracing, transforming)
 
-# The extension's words for the arguments of whet.torch.softmax.
+# The extension's names for the arguments of whet.torch.softmax.
 _NAMES = {"in": "input", "mask": "where", "axis": "dim", "dout": "grad"}
 
-
-def forward(input: Tensor, dim: int, rule: str, where: Tensor | None, stats: Tensor | None) -> Tensor:
-    out = torch.empty_like(input, memory_format=torch.contiguous_format)
-    call(_core.softmax, _NAMES, door(input), door(out), axis=dim, rule=rule, mask=door(where), stats=door(stats))
-    return out
-
-
-def softmax(*arguments: Any) -> Any:
-    """The operator, recorded by an autograd.Function where nobody watches: quicker, and what torch.func asks for."""
-    if watched():
-        return torch.ops.whet.softmax(*arguments)
-    return (_Softmax if transforming() else _RecordedSoftmax).apply(*arguments)
+_OPTIONS = 'int dim=-1, str rule="none", str normalizer="softmax", bool hold_beta=False'
+define("whet::softmax", f"(Tensor input, Tensor? where=None, *, {_OPTIONS}, bool with_stats=False) -> (Tensor, Tensor)")
+define("whet::softmax_backward",
+       f"(Tensor dout, Tensor input, Tensor? where=None, Tensor? stats=None, *, {_OPTIONS}) -> Tensor")
 
 
-def softmax_backward(*arguments: Any) -> Any:
-    if goes_directly(arguments[:4]):
-        return _softmax_backward(*arguments)
-    return torch.ops.whet.softmax_backward(*arguments) if watched() else _SoftmaxBackward.apply(*arguments)
+def forward(input: Tensor, where: Tensor | None, stats: Tensor | None, out: Tensor, *, dim: int, rule: str = "none",
+            normalizer: str = "softmax", **_: Any) -> None:
+    call(_core.softmax, _NAMES, by_address(input), by_address(out), axis=dim, rule=rule, normalizer=normalizer,
+         **by_addresses(mask=where, stats=stats))
+
+
+def softmax(input: Tensor, where: Tensor | None, **options: Any) -> Any:
+    """The operator; recorded by an autograd.Function unless torch traces: that is quicker, and what torch.func needs."""
+    if tracing():
+        return torch.ops.whet.softmax(input, where, **options)
+    return (_Softmax if transforming() else _RecordedSoftmax).apply(input, where, options)
+
+
+def softmax_backward(dout: Tensor, input: Tensor, where: Tensor | None, stats: Tensor | None, **options: Any) -> Any:
+    tensors = dout, input, where, stats
+    if skips_dispatcher(tensors):
+        return _softmax_backward(*tensors, **options)
+    if tracing():
+        return torch.ops.whet.softmax_backward(*tensors, **options)
+    return _SoftmaxBackward.apply(*tensors, options)
 
 
 def rows_of(input: Tensor, dim: int) -> tuple[int, ...]:
     return (*input.shape[:dim], *input.shape[dim + 1 :])
 
 
-torch.library.define(
-    "whet::softmax",
-    "(Tensor input, int dim, str rule, Tensor? where, bool with_stats, bool hold_beta) -> (Tensor, Tensor)",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-
-torch.library.define(
-    "whet::softmax_backward",
-    "(Tensor dout, Tensor input, Tensor stats, Tensor? where, int dim, str rule, bool hold_beta) -> Tensor",
-    tags=(torch.Tag.pt2_compliant_tag, torch.Tag.flexible_layout))
-
-
-def _softmax(input: Tensor, dim: int, rule: str, where: Tensor | None, with_stats: bool,
-             hold_beta: bool) -> tuple[Tensor, Tensor]:
-    stats = stats_buffer(rows_of(input, dim), with_stats, input)
-    return forward(input, dim, rule, where, saved_stats(stats)), stats
-
-
-def _softmax_shapes(input: Tensor, dim: int, rule: str, where: Tensor | None, with_stats: bool,
-                    hold_beta: bool) -> tuple[Tensor, Tensor]:
-    stats = stats_buffer(rows_of(input, dim), with_stats, input)
-    return torch.empty_like(input, memory_format=torch.contiguous_format), stats
-
-
-def _softmax_backward(dout: Tensor, input: Tensor, stats: Tensor, where: Tensor | None, dim: int, rule: str,
-                      hold_beta: bool) -> Tensor:
-    dinput = torch.empty_like(input, memory_format=torch.contiguous_format)
-    stats = stats.contiguous()  # as it was, unless hooks on saved tensors moved it
-    call(_core.softmax_backward, _NAMES, door(input), door(dout), door(dinput), axis=dim, rule=rule, mask=door(where),
-         stats=door(saved_stats(stats)), hold_beta=hold_beta)
-    return dinput
-
-
-def _softmax_backward_shapes(dout: Tensor, input: Tensor, stats: Tensor, where: Tensor | None, dim: int, rule: str,
-                             hold_beta: bool) -> Tensor:
+def _contiguous_like(input: Tensor) -> Tensor:
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 
 
+def _softmax(input: Tensor, where: Tensor | None = None, *, dim: int, with_stats: bool = False,
+             **options: Any) -> tuple[Tensor, Tensor]:
+    out, stats = _softmax_shapes(input, where, dim=dim, with_stats=with_stats)
+    forward(input, where, stats_if_any(stats), out, dim=dim, **options)
+    return out, stats
+
+
+def _softmax_shapes(input: Tensor, where: Tensor | None = None, *, dim: int, with_stats: bool = False,
+                    **options: Any) -> tuple[Tensor, Tensor]:
+    return _contiguous_like(input), stats_buffer(rows_of(input, dim), with_stats, input)
+
+
+def _softmax_backward(dout: Tensor, input: Tensor, where: Tensor | None = None, stats: Tensor | None = None, *,
+                      dim: int, **options: Any) -> Tensor:
+    dinput, stats = _contiguous_like(input), stats_if_any(stats)
+    call(_core.softmax_backward, _NAMES, by_address(input), by_address(dout), by_address(dinput), axis=dim,
+         **by_addresses(mask=where, stats=stats), **options)
+    return dinput
+
+
+def _softmax_backward_shapes(dout: Tensor, input: Tensor, where: Tensor | None = None, stats: Tensor | None = None,
+                             **options: Any) -> Tensor:
+    return _contiguous_like(input)
+
+
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    input, dim, rule, where, _, hold_beta = inputs
-    ctx.save_for_backward(input, output[1], where)
-    ctx.options = dim, rule, hold_beta
-    ctx.mark_non_differentiable(output[1])
+    input, where, options = inputs
+    _, stats = output
+    ctx.save_for_backward(input, where, stats)
+    ctx.save_for_forward(input, where, stats)
+    ctx.options = {name: value for name, value in options.items() if name != "with_stats"}
+    ctx.mark_non_differentiable(stats)
     ctx.set_materialize_grads(False)
 
 
 def _gradient(ctx: Any, dout: Tensor | None, _: None) -> tuple[Any, ...]:
-    dinput = None if dout is None else softmax_backward(dout, *ctx.saved_tensors, *ctx.options)
-    return dinput, None, None, None, None, None
+    dinput = None if dout is None else softmax_backward(dout, *ctx.saved_tensors, **ctx.options)
+    return dinput, None, None
+
+
+def _tangent(ctx: Any, tangent: Tensor | None, *_: None) -> tuple[Tensor | None, None]:
+    if tangent is None:
+        return None, None
+    return tangent_of_weights(tangent, *ctx.saved_tensors, **ctx.options), None
+
+
+def tangent_of_weights(tangent: Tensor, input: Tensor, where: Tensor | None, stats: Tensor | None, *,
+                       hold_beta: bool = False, **options: Any) -> Tensor:
+    """The derivative of the weights along `tangent`, from gradients.
+
+    Weights are a function of beta x, and d(beta x) = beta (dx + x dlnbeta). At a fixed beta the matrix of derivatives is
+    symmetric, since the weights are themselves the gradient of a function of the logits: the derivative along a
+    direction is what backward gives for it.
+    """
+    if input.dtype in (torch.bfloat16, torch.float16):  # in the type of the arithmetic, since differences are taken
+        wide = tangent_of_weights(tangent.float(), input.float(), where, stats, hold_beta=hold_beta, **options)
+        return wide.to(input.dtype)
+    tangent = tangent.masked_fill(hidden_keys(input, where), 0.0)
+    if not hold_beta and rule_of(options["rule"]).adaptive:
+        along = (log_beta_gradient(input, where, stats, **options) * tangent).sum(options["dim"], keepdim=True)
+        tangent = tangent + below_max(input, where, options["dim"]) * along
+    return softmax_backward(tangent, input, where, stats, hold_beta=True, **options)
+
+
+def log_beta_gradient(input: Tensor, where: Tensor | None, stats: Tensor | None, **options: Any) -> Tensor:
+    """d ln beta / dx. With y = x - max, the gradients of <y, w> through beta and at a fixed beta differ by this times
+    <y, the latter>."""
+    y = below_max(input, where, options["dim"])
+    held = softmax_backward(y, input, where, stats, hold_beta=True, **options)
+    through = softmax_backward(y, input, where, stats, **options)
+    product = (held * y).sum(options["dim"], keepdim=True)
+    return torch.where(product == 0, 0.0, (through - held) / product)
+
+
+def hidden_keys(input: Tensor, where: Tensor | None) -> Tensor:
+    hidden = input == -torch.inf
+    return hidden if where is None else hidden | ~where
+
+
+def below_max(input: Tensor, where: Tensor | None, dim: int) -> Tensor:
+    """input - max, 0 for hidden keys."""
+    if input.shape[dim] == 0:
+        return input
+    hidden = hidden_keys(input, where)
+    highest = input.detach().masked_fill(hidden, -torch.inf).amax(dim, keepdim=True)
+    return (input - highest).masked_fill(hidden, 0.0)
 
 
 def _no_second_gradient(ctx: Any, *_: Tensor) -> None:
     raise RuntimeError("whet.torch.softmax can be differentiated once: its gradient has no gradient of its own")
 
 
-def _softmax_mapped(info: Any, in_dims: tuple[Any, ...], input: Tensor, dim: int, rule: str, where: Tensor | None,
-                    with_stats: bool, hold_beta: bool) -> Any:
-    input = mapped_first(input, in_dims[0], info.batch_size)
-    where = mapped_first(where, in_dims[3], info.batch_size)
-    return softmax(input, dim + 1, rule, where, with_stats, hold_beta), (0, 0)
+def _softmax_mapped(info: Any, in_dims: tuple[Any, ...], input: Tensor, where: Tensor | None = None, *, dim: int,
+                    **options: Any) -> Any:
+    input, where = all_mapped_first(info, in_dims, input, where)
+    return softmax(input, where, dim=dim + 1, **options), (0, 0)
 
 
-def _softmax_backward_mapped(info: Any, in_dims: tuple[Any, ...], dout: Tensor, input: Tensor, stats: Tensor,
-                             where: Tensor | None, dim: int, rule: str, hold_beta: bool) -> Any:
-    tensors = (mapped_first(tensor, axis, info.batch_size)
-               for tensor, axis in zip((dout, input, stats, where), in_dims))
-    # Stats are read as one block, which a mapped axis may have been moved out of.
-    dout, input, stats, where = tensors
-    return softmax_backward(dout, input, stats.contiguous(), where, dim + 1, rule, hold_beta), 0
+def _softmax_backward_mapped(info: Any, in_dims: tuple[Any, ...], dout: Tensor, input: Tensor,
+                             where: Tensor | None = None, stats: Tensor | None = None, *, dim: int,
+                             **options: Any) -> Any:
+    dout, input, where, stats = all_mapped_first(info, in_dims, dout, input, where, stats)
+    return softmax_backward(dout, input, where, stats, dim=dim + 1, **options), 0
+
+
+def all_mapped_first(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor | None) -> list[Any]:
+    return [mapped_first(tensor, axis, info.batch_size) for tensor, axis in zip_longest(tensors, in_dims)]
 
 
 register("whet::softmax", _softmax, _softmax_shapes, _gradient, _softmax_mapped, _setup)
@@ -118,11 +171,11 @@ register("whet::softmax_backward", _softmax_backward, _softmax_backward_shapes, 
          _softmax_backward_mapped)
 
 
-def _run(*arguments: Any) -> Any:
-    return (_softmax if goes_directly((arguments[0], arguments[3])) else torch.ops.whet.softmax)(*arguments)
+def _run(input: Tensor, where: Tensor | None, **options: Any) -> Any:
+    return (_softmax if skips_dispatcher((input, where)) else torch.ops.whet.softmax)(input, where, **options)
 
 
-_Softmax = transformed("Softmax", _run, _gradient, _softmax_mapped, _setup)
+_Softmax = transformed("Softmax", _run, _gradient, _softmax_mapped, _setup, _tangent)
 _RecordedSoftmax = recorded("Softmax", _run, _gradient, _setup)
 _SoftmaxBackward = transformed("SoftmaxBackward", torch.ops.whet.softmax_backward, _no_second_gradient,
                                _softmax_backward_mapped)

@@ -20,7 +20,7 @@ _core.find_openmp(torch._C.__file__)
 _CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3, torch.bool: 4, torch.int64: 5}
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
-STATS = len(Stats._fields)  # numbers a row
+STATS = len(Stats._fields)  # numbers per row
 
 
 # Classes whose values aren't the elements they hold, and what to give instead.
@@ -31,9 +31,14 @@ _REFUSED = {
 }
 
 
-def door(tensor: Tensor | None) -> tuple[Any, ...] | None:
-    """A tensor as the extension takes it: by address. Whoever calls keeps it alive."""
-    return None if tensor is None else (tensor.data_ptr(), _CODES[tensor.dtype], tensor.shape, tensor.stride())
+def by_address(tensor: Tensor) -> tuple[Any, ...]:
+    """A tensor as the extension takes it. The caller keeps it alive during the call: give no temporary."""
+    return tensor.data_ptr(), _CODES[tensor.dtype], tensor.shape, tensor.stride()
+
+
+def by_addresses(**tensors: Tensor | None) -> dict[str, tuple[Any, ...]]:
+    """The same for keywords, without those that are None."""
+    return {name: by_address(tensor) for name, tensor in tensors.items() if tensor is not None}
 
 
 def call(function: Callable[..., None], names: Mapping[str, str], *arguments: Any, **options: Any) -> None:
@@ -41,9 +46,9 @@ def call(function: Callable[..., None], names: Mapping[str, str], *arguments: An
     _arguments.call(function, names, *arguments, openmp_threads=torch.get_num_threads(), **options)
 
 
-def settled(rule: str) -> str:
-    """The name of a rule without a file, so that backward can't find another one there. Compilers can't look into that:
-    what they make reads the file when it runs."""
+def with_file_read(rule: str) -> str:
+    """The name of a rule, with its coefficients in place of the file that holds them: backward may run after the file
+    has changed. Compilers can't trace that: what they make reads the file when it runs."""
     if rule.startswith("polynomial:") and not torch.compiler.is_compiling():
         return _core.rule_parts(rule)[1]
     return rule
@@ -62,7 +67,7 @@ def check(tensor: Any, name: str, dtypes: Sequence[torch.dtype] = FLOATS) -> Non
 
 
 def check_device(**tensors: Tensor | None) -> None:
-    """A ValueError that names the argument, unless it is on the CPU; what goes directly needn't be asked."""
+    """A ValueError that names the argument, unless it is on the CPU."""
     for name, tensor in tensors.items():
         if tensor is not None and tensor.device.type != "cpu":
             raise ValueError(f"{name}: is on the device {tensor.device}; whet works on the CPU, so give {name}.cpu()")
@@ -96,31 +101,32 @@ try:
     _keys = torch._C._dispatch_keys
     _modes = torch._C._len_torch_dispatch_stack
     _tracing_state = torch._C._get_tracing_state
-    _functorch_at_work = torch._C._are_functorch_transforms_active
+    _functorch_is_active = torch._C._are_functorch_transforms_active
     _ = forward_ad._current_level
     # A tensor that is anything but memory on the CPU (fake, batched, lazily negated, of another library, ...) has more
     # dispatch keys than these.
     _PLAIN = _plain_keys()
-    HAS_SHORT_CUT = True
+    KNOWS_WHEN_TO_SKIP = True
 except (AttributeError, TypeError):
-    HAS_SHORT_CUT = False
+    KNOWS_WHEN_TO_SKIP = False
 
 
-def watched() -> bool:
-    """Whether something follows torch's operators as they are called: a compiler, an exporter, a trace."""
-    if not HAS_SHORT_CUT:
+def tracing() -> bool:
+    """Whether something records torch's operators as they are called: a compiler, an exporter, a trace."""
+    if not KNOWS_WHEN_TO_SKIP:
         return torch.compiler.is_compiling() or torch.jit.is_tracing()
     return torch.compiler.is_compiling() or _modes() > 0 or _tracing_state() is not None
 
 
 def transforming() -> bool:
-    """Whether a transform of torch.func or forward-mode differentiation is, or may be, at work."""
-    return not HAS_SHORT_CUT or _functorch_at_work() or forward_ad._current_level >= 0
+    """Whether a transform of torch.func or forward-mode differentiation is, or may be, active."""
+    return not KNOWS_WHEN_TO_SKIP or _functorch_is_active() or forward_ad._current_level >= 0
 
 
-def goes_directly(tensors: Iterable[Tensor | None]) -> bool:
-    """Whether torch need not see a call: it has nothing to record, trace or transform. Saves most of a small call."""
-    if watched() or transforming():
+def skips_dispatcher(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether a call may go past torch's dispatcher: nothing records, traces or transforms it. Saves most of the time
+    of a small call."""
+    if tracing() or transforming():
         return False
     recording = torch.is_grad_enabled()
     for tensor in tensors:
@@ -134,12 +140,14 @@ def wants_gradient(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def stats_buffer(rows: Sequence[int], with_stats: bool, like: Tensor) -> Tensor:
-    """Room for the stats of these rows; none a row if they aren't wanted, since an operator has to return something."""
+    """A buffer for the stats of these rows; without elements if they aren't wanted, since an operator has to return
+    something."""
     return like.new_empty((*rows, STATS if with_stats else 0), dtype=torch.float64)
 
 
-def saved_stats(stats: Tensor) -> Tensor | None:
-    return stats if stats.shape[-1] == STATS else None
+def stats_if_any(stats: Tensor | None) -> Tensor | None:
+    """The stats in such a buffer, as one block of memory: hooks on saved tensors and vmap may have moved them."""
+    return stats.contiguous() if stats is not None and stats.shape[-1] == STATS else None
 
 
 def mapped_first(tensor: Tensor | None, axis: int | None, size: int) -> Any:

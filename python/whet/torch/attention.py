@@ -4,45 +4,64 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_variadic
 
-from whet._arguments import Window, flag, window_sides
+from whet._arguments import Window, count, flag, window_sides
+from whet.attention import Extras
 from whet.rules import RuleLike, rule_names
 from whet.stats import Stats
 from whet.torch import _attention_operators
-from whet.torch._tensors import (FLOATS, check, check_device, check_mask, goes_directly, settled, stats_buffer,
-                                 wants_gradient)
+from whet.torch._attention_operators import Operands
+from whet.torch._tensors import (FLOATS, by_addresses, check, check_device, check_mask, skips_dispatcher, stats_buffer,
+                                 transforming, wants_gradient, with_file_read)
 
 _INTEGERS = (torch.int64, torch.int32)
 
 
+class _Options(TypedDict, total=False):
+    rule: RuleLike | Sequence[RuleLike]
+    normalizer: str
+    softcap: float | None
+    sinks: Tensor | None
+    window: Window
+    align: str
+    lengths: Tensor | Sequence[int] | None
+    query_starts: Tensor | Sequence[int] | None
+    key_starts: Tensor | Sequence[int] | None
+    query_scale: Tensor | None
+    hold_beta: bool
+
+
 @overload
 def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
               is_causal: bool = False, scale: float | Tensor | None = None, enable_gqa: bool = False, *,
-              rule: RuleLike | Sequence[RuleLike] = None, softcap: float | None = 0.0, sinks: Tensor | None = None,
-              window: Window = None, align: str = "start", lengths: Tensor | Sequence[int] | None = None,
-              hold_beta: bool = False, return_stats: Literal[False] = False) -> Tensor: ...
+              return_stats: Literal[False] = False, **options: Unpack[_Options]) -> Tensor: ...
 @overload
 def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
               is_causal: bool = False, scale: float | Tensor | None = None, enable_gqa: bool = False, *,
-              rule: RuleLike | Sequence[RuleLike] = None, softcap: float | None = 0.0, sinks: Tensor | None = None,
-              window: Window = None, align: str = "start", lengths: Tensor | Sequence[int] | None = None,
-              hold_beta: bool = False, return_stats: Literal[True]) -> tuple[Tensor, Stats]: ...
+              return_stats: Literal[True], **options: Unpack[_Options]) -> tuple[Tensor, Stats]: ...
 @overload
 def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
               is_causal: bool = False, scale: float | Tensor | None = None, enable_gqa: bool = False, *,
-              rule: RuleLike | Sequence[RuleLike] = None, softcap: float | None = 0.0, sinks: Tensor | None = None,
-              window: Window = None, align: str = "start", lengths: Tensor | Sequence[int] | None = None,
-              hold_beta: bool = False, return_stats: bool) -> Tensor | tuple[Tensor, Stats]: ...
+              return_stats: bool, **options: Unpack[_Options]) -> Tensor | tuple[Tensor, Stats]: ...
+@overload
 def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
               is_causal: bool = False, scale: float | Tensor | None = None, enable_gqa: bool = False, *,
-              rule: RuleLike | Sequence[RuleLike] = None, softcap: float | None = 0.0, sinks: Tensor | None = None,
-              window: Window = None, align: str = "start", lengths: Tensor | Sequence[int] | None = None,
-              hold_beta: bool = False, return_stats: bool = False) -> Any:
+              return_stats: bool = False, weight_rows: Tensor | Sequence[Sequence[int]] | None = None,
+              top_k: int = 0, column_sums: bool = False, **options: Unpack[_Options]) -> Any: ...
+def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
+              is_causal: bool = False, scale: float | Tensor | None = None, enable_gqa: bool = False, *,
+              rule: RuleLike | Sequence[RuleLike] = None, normalizer: str = "softmax", softcap: float | None = 0.0,
+              sinks: Tensor | None = None, window: Window = None, align: str = "start",
+              lengths: Tensor | Sequence[int] | None = None, query_starts: Tensor | Sequence[int] | None = None,
+              key_starts: Tensor | Sequence[int] | None = None, query_scale: Tensor | None = None,
+              hold_beta: bool = False, return_stats: bool = False,
+              weight_rows: Tensor | Sequence[Sequence[int]] | None = None, top_k: int = 0,
+              column_sums: bool = False) -> Any:
     """softmax(beta x) value with x = scale query key^T, row by row, beta chosen by a rule.
 
     The signature of torch.nn.functional.scaled_dot_product_attention, plus keywords. H query heads, N queries, M keys,
@@ -53,24 +72,34 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
             float64, bfloat16 or float16. Leading dimensions broadcast; there may be none.
         attn_mask: broadcast to (..., H, N, M). Boolean: True takes part. Floats are added to the logits, -inf hides;
             they have a gradient. A CausalBias of torch.nn.attention.bias is the mask it stands for.
-        dropout_p: must be 0. Dropout acts on stored weights, and none are stored.
-        is_causal: hide keys after the query's place. May be given together with attn_mask.
+        dropout_p: each weight becomes 0 with this probability, and is divided by 1 - dropout_p otherwise. As in torch it
+            acts whenever it is above 0; torch.manual_seed makes it repeatable.
+        is_causal: hide keys after the query's position. May be given together with attn_mask.
         scale: default 1 / sqrt(D). A tensor without dimensions (a scale that is learned) multiplies `query`, and has a
             gradient.
         enable_gqa: key and value may have fewer heads than query, each a number that H is a multiple of.
-        rule: a rule or its name (see whet.rules), or a list with one a query head. Default: none, beta = 1.
+        rule: a rule or its name (see whet.rules), or a list with one per query head. Default: none, beta = 1.
+        normalizer: what turns a row of logits into weights, by its name. Default: softmax.
         softcap: c tanh(x / c) before attn_mask is added; 0 or None: none.
-        sinks: (H), a logit of its own per head that takes weight and has no value. It has a gradient.
-        window: hide keys further than this from the query's place; a pair is (before, after), None or
+        sinks: (H), one logit per head that takes weight and has no value. It has a gradient.
+        window: hide keys further than this from the query's position; a pair is (before, after), None or
             -1 for no limit.
-        align: the place of query i: "start", key i, as torch counts; "end", so that the last query stands at the
-            last key, as in decoding with a cache.
-        lengths: integers, one a batch entry or one a row: only the first keys exist.
+        align: the position of query i: "start", key i, as torch counts; "end", so that the last query is at the last
+            key, as in decoding with a cache.
+        lengths: integers, one per batch entry or one per row: only the first keys exist.
+        query_starts, key_starts: integers 0, ..., N and 0, ..., M, as FlashAttention's cu_seqlens: sequences packed
+            one after the other into a batch of one. Queries see the keys of their own sequence.
+        query_scale: broadcast to (..., H, N), multiplies `query`, and has a gradient.
         hold_beta: gradients count beta as a constant. By default they go through the rule, as in the published code.
         return_stats: also return the Stats of all rows, (..., H, N).
+        weight_rows: (R, 3) integers, batch, head, query of rows: also return their weights.
+        top_k: also return this many heaviest keys of each row, heaviest first.
+        column_sums: also return the weight that each key receives, summed over queries.
 
     Returns:
-        The output (..., H, N, E); ``(output, stats)`` with return_stats. A row that sees no key gives 0, where torch
+        The output (..., H, N, E); ``(output, stats)`` with return_stats. With any of weight_rows, top_k and
+        column_sums, whet.Extras come last: weights (R, M), top_keys and top_weights (..., H, N, top_k; key -1 where a
+        row has fewer), column_sums (..., H, M). They have no gradient. A row that sees no key gives 0, where torch
         may give NaN. In memory the output lies as (..., N, H, E): joining the heads copies nothing. The stats are
         float64 tensors through which no gradient flows.
 
@@ -86,67 +115,106 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
     """
     if type(attn_mask).__name__ == "CausalBias":  # by name, since its module brings torch's compiler along
         attn_mask, is_causal, align = _causal(attn_mask, query, key, is_causal, align, window, lengths)
-    given = query, key, value, attn_mask, sinks, lengths, scale
+    given = query, key, value, attn_mask, sinks, lengths, scale, query_starts, key_starts, query_scale, weight_rows
     if has_torch_function_variadic(*given):
         return handle_torch_function(
             attention, given, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, rule=rule,
-            softcap=softcap, sinks=sinks, window=window, align=align, lengths=lengths, hold_beta=hold_beta,
-            return_stats=return_stats)
-    lengths = _listed(lengths)
-    _check(query, key, value, attn_mask, sinks, lengths)
-    if dropout_p != 0:
-        raise ValueError(f"dropout_p: is {dropout_p}, must be 0: dropout acts on stored weights, and none are stored")
+            normalizer=normalizer, softcap=softcap, sinks=sinks, window=window, align=align, lengths=lengths,
+            query_starts=query_starts, key_starts=key_starts, query_scale=query_scale, hold_beta=hold_beta,
+            return_stats=return_stats, weight_rows=weight_rows, top_k=top_k, column_sums=column_sums)
+    _check_matrices(query=query, key=key, value=value)
     if isinstance(scale, Tensor):
         query, scale = query * _factor(scale), 1.0
+    if query_scale is not None:
+        check(query_scale, "query_scale")
+        query = _scaled(query, query_scale)
     axes = max(tensor.dim() for tensor in (query, key, value))
     query, key, value, batch = _four_axes(query, key, value, flag(enable_gqa, "enable_gqa"))
     mask = bias = None
     if attn_mask is not None:
+        check_mask(attn_mask, "attn_mask", (torch.bool, *FLOATS))
         attn_mask = _side(attn_mask, batch, query.shape[0])
         mask, bias = (attn_mask, None) if attn_mask.dtype == torch.bool else (None, attn_mask)
-    if lengths is not None:
-        lengths = lengths.to(torch.int64).reshape(-1).contiguous()
-    out, stats = attend(query, key, value, mask, bias, sinks, lengths, return_stats=flag(return_stats, "return_stats"),
-                        rule=rule, scale=scale, causal=flag(is_causal, "is_causal"), align=align, window=window,
-                        softcap=softcap, hold_beta=hold_beta)
-    if axes != 4 or len(batch) != 1:
-        out, stats = (_with_batch(result, batch, axes) for result in (out, stats))
-    return (out, Stats(*stats.unbind(-1))) if return_stats else out
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, bias: Tensor | None, sinks: Tensor | None,
-           lengths: Tensor | None, *, return_stats: bool, rule: RuleLike | Sequence[RuleLike], scale: float | None,
-           causal: bool, align: str = "start", window: Window = None, softcap: float | None = 0.0,
-           hold_beta: bool = False) -> tuple[Tensor, Any]:
-    """Attention over tensors of four axes, with a mask and a bias; the output and a buffer of stats, or None."""
-    if torch.is_autocast_enabled("cpu"):
-        query, key, value, bias = map(_autocast, (query, key, value, bias))
-    names = rule_names(rule)
-    if isinstance(names, list) and len(names) != query.shape[1]:
-        raise ValueError(f"rule: {len(names)} given, must be one a query head, {query.shape[1]}")
-    before, after = window_sides(window, "window")
-    options = ([settled(name) for name in names] if isinstance(names, list) else [settled(names or "none")],
-               None if scale is None else _number(scale, "scale"), causal, _alignment(align), before, after,
-               0.0 if softcap is None else _number(softcap, "softcap"))
-    tensors = (query, key, value, mask, bias, sinks, lengths)
-    if goes_directly(tensors):
-        stats = stats_buffer(query.shape[:3], True, query) if return_stats else None
-        return _attention_operators.forward(query, key, value, tensors[3:], stats, options), stats
-    check_device(query=query, key=key, value=value, attn_mask=mask if bias is None else bias, sinks=sinks,
-                 lengths=lengths)
-    return _attention_operators.attention(*tensors, return_stats or wants_gradient(tensors), *options,
-                                          flag(hold_beta, "hold_beta"))
-
-
-def _check(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, sinks: Tensor | None,
-           lengths: Tensor | None) -> None:
-    _check_matrices(query=query, key=key, value=value)
-    if attn_mask is not None:
-        check_mask(attn_mask, "attn_mask", (torch.bool, *FLOATS))
     if sinks is not None:
         check(sinks, "sinks")
-    if lengths is not None:
-        check(lengths, "lengths", _INTEGERS)
+    operands = Operands(query, key, value, mask, bias, sinks, _integers(lengths, "lengths"),
+                        _integers(query_starts, "query_starts"), _integers(key_starts, "key_starts"))
+    outputs = Outputs(_row_indices(weight_rows), count(top_k, "top_k"), flag(column_sums, "column_sums"))
+    out, stats, extras = attend(operands, outputs, return_stats=flag(return_stats, "return_stats"), rule=rule,
+                                normalizer=normalizer, scale=scale, causal=flag(is_causal, "is_causal"), align=align,
+                                window=window, softcap=softcap, hold_beta=flag(hold_beta, "hold_beta"),
+                                dropout=_probability(dropout_p))
+    if axes != 4 or len(batch) != 1:
+        out, stats = (_with_batch(result, batch, axes) for result in (out, stats))
+        extras = {name: extra if name == "weights" else _with_batch(extra, batch, axes)
+                  for name, extra in extras.items()}
+    results = (out, Stats(*stats.unbind(-1))) if return_stats else (out,)
+    if extras:
+        results += (Extras(**extras),)
+    return results if len(results) > 1 else out
+
+
+class Outputs(NamedTuple):
+    """Which optional outputs to compute."""
+
+    weight_rows: Tensor | None = None
+    top_k: int = 0
+    column_sums: bool = False
+
+
+_NO_OUTPUTS = Outputs()
+
+
+def attend(operands: Operands, outputs: Outputs = _NO_OUTPUTS, *, return_stats: bool,
+           rule: RuleLike | Sequence[RuleLike], normalizer: str, scale: float | None, causal: bool,
+           align: str = "start", window: Window = None, softcap: float | None = 0.0,
+           hold_beta: bool = False, dropout: float = 0.0) -> tuple[Tensor, Any, dict[str, Tensor]]:
+    """Attention over tensors of four axes, with a mask and a bias: the output, a buffer of stats or None, and the
+    optional outputs by name."""
+    if torch.is_autocast_enabled("cpu"):
+        operands = operands._replace(**{name: _autocast(getattr(operands, name))
+                                        for name in ("query", "key", "value", "bias")})
+    if dropout > 0:
+        operands = operands._replace(dropout_seed=torch.randint(2**63 - 1, (1,)))
+    before, after = window_sides(window, "window")
+    given = {"rule": _rules(rule, operands.query.shape[1]), "normalizer": normalizer,
+             "scale": None if scale is None else _number(scale, "scale"), "causal": causal,
+             "align": _alignment(align), "window_left": before, "window_right": after,
+             "softcap": 0.0 if softcap is None else _number(softcap, "softcap"), "hold_beta": hold_beta,
+             "dropout": dropout}
+    # Fewer are quicker: small calls feel it.
+    options: dict[str, Any] = {name: value for name, value in given.items() if value != _DEFAULTS[name]}
+    weight_rows, top_k, _ = outputs
+    if skips_dispatcher((*operands, weight_rows)):
+        stats = stats_buffer(operands.query.shape[:3], True, operands.query) if return_stats else None
+        buffers = _attention_operators.output_buffers(operands, *outputs)
+        written = _attention_operators.written(buffers, weight_rows, top_k)
+        out = _attention_operators.forward(operands, {**by_addresses(stats=stats), **written}, **options)
+        return out, stats, buffers
+    check_device(query=operands.query, key=operands.key, value=operands.value, sinks=operands.sinks,
+                 attn_mask=operands.mask if operands.bias is None else operands.bias, lengths=operands.lengths)
+    with_stats = return_stats or transforming() or wants_gradient(operands)
+    out, stats = _attention_operators.attention(*operands, with_stats=with_stats, **options)
+    extras = {}
+    if weight_rows is not None or top_k > 0 or outputs.column_sums:
+        extras = _attention_operators.attention_outputs(weight_rows, operands, top_k=top_k,
+                                                        column_sums=outputs.column_sums, **options)
+    return out, stats, extras
+
+
+_DEFAULTS = {"rule": "none", "normalizer": "softmax", "scale": None, "causal": False, "align": "start",
+             "window_left": -1, "window_right": -1, "softcap": 0.0, "hold_beta": False,
+             "dropout": 0.0}
+
+
+def _rules(rule: RuleLike | Sequence[RuleLike], heads: int) -> str:
+    """As the operators take them: one name, or one per head joined by ";"."""
+    names = rule_names(rule)
+    if not isinstance(names, list):
+        return with_file_read(names or "none")
+    if len(names) != heads:
+        raise ValueError(f"rule: {len(names)} given, must be one per query head, {heads}")
+    return ";".join(with_file_read(name) for name in names)
 
 
 def _check_matrices(**tensors: Tensor) -> None:
@@ -158,7 +226,7 @@ def _check_matrices(**tensors: Tensor) -> None:
 
 def _causal(bias: Any, query: Tensor, key: Tensor, is_causal: bool, align: str, window: Window,
             lengths: Any) -> tuple[Tensor | None, bool, str]:
-    """A CausalBias as attn_mask, is_causal and align; as a mask where window or lengths count from another place."""
+    """A CausalBias as attn_mask, is_causal and align; as a mask where window or lengths count from another end."""
     if is_causal:
         raise ValueError("is_causal: is True, must be False if attn_mask is a CausalBias, as in torch")
     _check_matrices(query=query, key=key)
@@ -166,21 +234,47 @@ def _causal(bias: Any, query: Tensor, key: Tensor, is_causal: bool, align: str, 
     if (bias.seq_len_q, bias.seq_len_kv) != sizes:
         raise ValueError(f"attn_mask: is a CausalBias for {bias.seq_len_q} queries and {bias.seq_len_kv} keys, must be "
                          f"for {sizes[0]} and {sizes[1]}")
-    place = "start" if bias.variant.name == "UPPER_LEFT" else "end"
-    if place == align == "start" or (lengths is None and (window is None or place == align)):
-        return None, True, place
-    offset = 0 if place == "start" else sizes[1] - sizes[0]
+    from_which = "start" if bias.variant.name == "UPPER_LEFT" else "end"
+    if from_which == align == "start" or (lengths is None and (window is None or from_which == align)):
+        return None, True, from_which
+    offset = 0 if from_which == "start" else sizes[1] - sizes[0]
     return torch.ones(sizes, dtype=torch.bool, device=query.device).tril(offset), False, align
 
 
-def _listed(lengths: Any) -> Any:
-    """Lengths given as a list, as a tensor."""
-    if not isinstance(lengths, (list, tuple)):
-        return lengths
+def _integers(values: Any, name: str) -> Any:
+    """A tensor or list of integers as the operators take them, in one axis; None stays None."""
+    values = _tensor(values, name)
+    return values if values is None else values.to(torch.int64).reshape(-1).contiguous()
+
+
+def _row_indices(rows: Any) -> Any:
+    rows = _tensor(rows, "weight_rows")
+    if rows is None:
+        return None
+    if rows.dim() != 2 or rows.shape[1] != 3:
+        raise ValueError(f"weight_rows: its shape is {tuple(rows.shape)}, must be (R, 3): batch, head, query of each "
+                         "row")
+    return rows.to(torch.int64).contiguous()
+
+
+def _tensor(values: Any, name: str) -> Any:
+    if values is None:
+        return None
+    if isinstance(values, (list, tuple)):
+        try:
+            values = torch.as_tensor(values, dtype=None if values else torch.int64)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise TypeError(f"{name}: {error}") from None
+    check(values, name, _INTEGERS)
+    return values
+
+
+def _scaled(query: Tensor, factor: Tensor) -> Tensor:
     try:
-        return torch.as_tensor(lengths, dtype=None if lengths else torch.int64)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise TypeError(f"lengths: {error}") from None
+        return (query * factor.unsqueeze(-1)).to(query.dtype)
+    except RuntimeError:
+        raise ValueError(f"query_scale: its shape is {tuple(factor.shape)}, must broadcast to that of query without "
+                         f"its last dimension, {tuple(query.shape[:-1])}") from None
 
 
 def _factor(scale: Tensor) -> Tensor:
@@ -270,6 +364,13 @@ def _alignment(align: str) -> str:
     if align not in ("start", "end"):
         raise ValueError(f"align: is {align!r}, must be 'start' or 'end'")
     return align
+
+
+def _probability(dropout_p: Any) -> float:
+    dropout_p = _number(dropout_p, "dropout_p")
+    if not 0 <= dropout_p <= 1:
+        raise ValueError(f"dropout_p: is {dropout_p}, must be 0 to 1")
+    return dropout_p
 
 
 def _number(value: Any, name: str) -> Any:

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from whet.rules import Rule, RuleLike, rule as rule_of
 from whet.stats import Stats
+from whet.torch._attention_operators import Operands
 from whet.torch._tensors import FLOATS, check_mask
 from whet.torch.attention import attend
 from whet.torch.rows import softmax
@@ -25,17 +26,20 @@ class Softmax(nn.Module):
     Softmax(dim=-1, rule='target-entropy:0.2')
     """
 
-    def __init__(self, dim: int = -1, rule: RuleLike = None, *, hold_beta: bool = False) -> None:
+    def __init__(self, dim: int = -1, rule: RuleLike = None, *, normalizer: str = "softmax",
+                 hold_beta: bool = False) -> None:
         super().__init__()
         self.dim = dim
         self.rule = rule_of(rule)
+        self.normalizer = normalizer
         self.hold_beta = hold_beta
 
     def forward(self, input: Tensor, where: Tensor | None = None) -> Tensor:
-        return softmax(input, self.dim, rule=self.rule, where=where, hold_beta=self.hold_beta)
+        return softmax(input, self.dim, rule=self.rule, normalizer=self.normalizer, where=where,
+                       hold_beta=self.hold_beta)
 
     def extra_repr(self) -> str:
-        return f"dim={self.dim}, {_rule_repr(self.rule)}"
+        return f"dim={self.dim}, {_rule_repr(self.rule, self.normalizer)}"
 
 
 class MultiheadAttention(nn.MultiheadAttention):
@@ -45,14 +49,15 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     Args:
         rule: a rule or its name (see whet.rules), or a list with one per head. Default: none, as torch computes.
+        normalizer: what turns a row of logits into weights, by its name. Default: softmax.
         hold_beta: gradients count beta as a constant.
 
     Unlike torch's, `need_weights` is False unless asked for: weights are a matrix of queries by keys for each head,
     which nothing else here ever stores. Asked for, they are computed beside the output, at the cost of torch.softmax
     over all of them. The output is the same either way.
 
-    Dropout of weights can't be had without storing them: a `dropout` above 0 is refused in training and, as in torch,
-    without effect in evaluation. Rows whose keys are all masked give 0 where torch gives NaN.
+    `dropout` acts on weights in training, as in torch; those that are returned are as they were before. Rows whose keys
+    are all masked give 0 where torch gives NaN.
 
     >>> import torch
     >>> from whet.torch import MultiheadAttention
@@ -66,7 +71,8 @@ class MultiheadAttention(nn.MultiheadAttention):
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True,
                  add_bias_kv: bool = False, add_zero_attn: bool = False, kdim: int | None = None,
                  vdim: int | None = None, batch_first: bool = False, device: Any = None, dtype: Any = None, *,
-                 rule: RuleLike | Sequence[RuleLike] = None, hold_beta: bool = False) -> None:
+                 rule: RuleLike | Sequence[RuleLike] = None, normalizer: str = "softmax",
+                 hold_beta: bool = False) -> None:
         super().__init__(embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first,
                          device, dtype)
         self.rule: Rule | list[Rule]
@@ -76,6 +82,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             self.rule = [rule_of(one) for one in rule]
         else:
             raise ValueError(f"rule: {len(rule)} given, must be one per head, {num_heads}")
+        self.normalizer = normalizer
         self.hold_beta = hold_beta
 
     def _reset_parameters(self) -> None:
@@ -98,7 +105,7 @@ class MultiheadAttention(nn.MultiheadAttention):
             attn_mask: (N, M) or (B * heads, N, M): True hides (the other way round than in whet.torch.attention),
                 floats are added.
             average_attn_weights: weights averaged over heads.
-            is_causal: hide keys after the query's place. attn_mask is then taken for that mask and not read; it
+            is_causal: hide keys after the query's position. attn_mask is then taken for that mask and not read; it
                 needn't be given.
             return_stats: also return the Stats of all rows, (B, heads, N).
 
@@ -106,9 +113,6 @@ class MultiheadAttention(nn.MultiheadAttention):
             ``(output, weights)``, weights (B, N, M), or (B, heads, N, M) if not averaged, or None unless needed;
             ``(output, weights, stats)`` with return_stats.
         """
-        if self.training and self.dropout > 0:
-            raise ValueError(f"dropout: is {self.dropout}, must be 0 in training: dropout acts on stored weights, and "
-                             "none are stored")
         for mask, name in ((attn_mask, "attn_mask"), (key_padding_mask, "key_padding_mask")):
             if mask is not None:
                 check_mask(mask, name, (torch.bool, *FLOATS))
@@ -116,14 +120,15 @@ class MultiheadAttention(nn.MultiheadAttention):
         query, key, value = (self._batch_first(x, batched) for x in (query, key, value))
         q, k, v = self._heads(query, key, value)
 
-        # Keys beyond those given, of add_bias_kv and add_zero_attn, have no place: every query sees them.
+        # Keys beyond those given, of add_bias_kv and add_zero_attn, have no position: every query sees them.
         extra = k.shape[2] - key.shape[1]
         causal = is_causal and extra == 0
         if is_causal:
             attn_mask = None if causal else _after(query.shape[1], key.shape[1], query.device)
         mask, bias = _mask_and_bias(attn_mask, key_padding_mask, q, extra)
-        out, stats = attend(q, k, v, mask, bias, None, None, return_stats=return_stats, rule=self.rule, scale=None,
-                            causal=causal, hold_beta=self.hold_beta)
+        out, stats, _ = attend(Operands(q, k, v, mask, bias), return_stats=return_stats, rule=self.rule,
+                               normalizer=self.normalizer, scale=None, causal=causal, hold_beta=self.hold_beta,
+                               dropout=self.dropout if self.training else 0.0)
         out = self.out_proj(out.transpose(1, 2).flatten(2))
         out = out if self.batch_first or not batched else out.transpose(0, 1)
         weights = None
@@ -161,14 +166,16 @@ class MultiheadAttention(nn.MultiheadAttention):
             seen = ~_after(q.shape[2], k.shape[2], q.device)
             mask = seen if mask is None else mask & seen
         if isinstance(self.rule, Rule):
-            return softmax(logits, rule=self.rule, where=mask, hold_beta=self.hold_beta)
+            return softmax(logits, rule=self.rule, normalizer=self.normalizer, where=mask, hold_beta=self.hold_beta)
         mask = None if mask is None else mask.expand(logits.shape)
         return torch.stack([
-            softmax(logits[:, head], rule=rule, where=None if mask is None else mask[:, head], hold_beta=self.hold_beta)
+            softmax(logits[:, head], rule=rule, normalizer=self.normalizer,
+                    where=None if mask is None else mask[:, head], hold_beta=self.hold_beta)
             for head, rule in enumerate(self.rule)], dim=1)
 
     def extra_repr(self) -> str:
-        return f"{self.embed_dim}, {self.num_heads}, batch_first={self.batch_first}, {_rule_repr(self.rule)}"
+        chosen = _rule_repr(self.rule, self.normalizer)
+        return f"{self.embed_dim}, {self.num_heads}, batch_first={self.batch_first}, {chosen}"
 
 
 def _first(x: Tensor | None) -> Any:
@@ -176,8 +183,9 @@ def _first(x: Tensor | None) -> Any:
     return None if x is None else x.squeeze(0)
 
 
-def _rule_repr(rule: Rule | list[Rule]) -> str:
-    return f"rule={[one.name for one in rule] if isinstance(rule, list) else rule.name!r}"
+def _rule_repr(rule: Rule | list[Rule], normalizer: str) -> str:
+    names = [one.name for one in rule] if isinstance(rule, list) else rule.name
+    return f"rule={names!r}" + ("" if normalizer == "softmax" else f", normalizer={normalizer!r}")
 
 
 def _after(queries: int, keys: int, device: torch.device) -> Tensor:

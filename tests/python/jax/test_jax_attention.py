@@ -80,7 +80,7 @@ def test_double_precision():
         arrays = qkv(jnp.float64)
         out, stats = attention(*arrays, is_causal=True, rule="paper", return_stats=True)
         assert out.dtype == stats.beta.dtype == jnp.float64
-        expected, _ = oracle.attention(*(a.swapaxes(1, 2) for a in arrays), "paper", causal=True)
+        expected, _ = oracle.attention(*(a.swapaxes(1, 2) for a in arrays), "paper", is_causal=True)
         close(jnp.swapaxes(out, 1, 2), expected, 1e-12)
 
 
@@ -130,7 +130,7 @@ def test_rules_agree_with_the_oracle_and_with_numpy(rule):
     options = dict(rule=rule, softcap=2.0, scale=1.5)
     out, stats = attention(q, k, v, is_causal=True, bias=BIAS, sinks=sinks, return_stats=True, **options)
     first = [np.asarray(a.swapaxes(1, 2)) for a in (q, k, v)]
-    sides = dict(causal=True, bias=np.asarray(BIAS), sinks=np.asarray(sinks))
+    sides = dict(is_causal=True, bias=np.asarray(BIAS), sinks=np.asarray(sinks))
     expected, _ = oracle.attention(*first, **sides, **options)
     close(out.swapaxes(1, 2), expected, 3e-5)
     same, numbers = whet.attention(*first, return_stats=True, **sides, **options)

@@ -144,14 +144,12 @@ def test_scan_and_checkpoint():
     same(jax.grad(jax.checkpoint(function))(q), jax.grad(function)(q))
 
 
-def test_what_cannot_be_differentiated_says_so():
+def test_second_derivatives_are_refused():
     x = normal(3)
-    with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(softmax, (x,), (x,))
-    with pytest.raises(TypeError, match="forward-mode"):
-        jax.jacfwd(softmax)(x)
-    with pytest.raises((TypeError, ValueError), match="differentiated|forward-mode"):
+    with pytest.raises((TypeError, ValueError, NotImplementedError), match="differentiat"):
         jax.grad(lambda x: jax.grad(lambda x: softmax(x)[0])(x)[0])(x)
+    with pytest.raises((TypeError, ValueError, NotImplementedError), match="differentiat"):
+        jax.jacfwd(jax.jacfwd(softmax))(x)
 
 
 # ---- several devices

@@ -189,13 +189,12 @@ def test_rows_that_see_nothing_give_zero():
 
 @pytest.mark.parametrize("rule", oracle.RULES)
 @pytest.mark.parametrize("options", [
-    {}, {"causal": True, "align": "end"}, {"window": (2, 1)}, {"softcap": 3.0, "scale": 0.7}, {"lengths": [9, 4]},
+    {}, {"is_causal": True, "align": "end"}, {"window": (2, 1)}, {"softcap": 3.0, "scale": 0.7}, {"lengths": [9, 4]},
     {"sinks": [0.5, -1.0, 0.0, 2.0]}])
 def test_rules_and_keywords(rule, options):
     q, k, v = inputs(key_heads=2, dtype=torch.float64)
     expected, _ = oracle.attention(*(t.detach().numpy() for t in (q, k, v)), rule, **options)
-    ours = {("is_causal" if name == "causal" else name): torch.tensor(value) if isinstance(value, list) else value
-            for name, value in options.items()}
+    ours = {name: torch.tensor(value) if isinstance(value, list) else value for name, value in options.items()}
     if "sinks" in ours:
         ours["sinks"] = ours["sinks"].double()
     for given in ([q, k, v], [t.detach() for t in (q, k, v)]):
@@ -231,10 +230,10 @@ def test_lengths_of_other_integers_and_one_a_row():
     torch.testing.assert_close(attention(q, k, v, lengths=rows), expected)
 
 
-def test_a_list_of_rules_has_one_a_head():
+def test_a_list_of_rules_has_one_per_head():
     q = torch.randn(1, 4, 3, 8)
     for rules in ([], ["paper"], ["paper"] * 3):
-        with pytest.raises(ValueError, match="^rule: . given, must be one a query head, 4"):
+        with pytest.raises(ValueError, match="^rule: . given, must be one per query head, 4"):
             attention(q, q, q, rule=rules)
 
 
@@ -243,3 +242,92 @@ def test_shapes_broadcast_as_in_torch():
         q, k = (torch.randn(shape) for shape in shapes)
         theirs = scaled_dot_product_attention(q, k, k)
         torch.testing.assert_close(attention(q, k, k), theirs)
+
+
+# ---- packed sequences, scales of queries, optional outputs
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"is_causal": True, "align": "end", "window": 1}])
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64, list])
+def test_packed_sequences(options, kind):
+    """Each sequence is as if it were alone."""
+    given = inputs((1,), queries=7, keys=9)
+    query_starts, key_starts = [0, 3, 3, 7], [0, 4, 6, 9]
+    starts = [s if kind is list else torch.tensor(s, dtype=kind) for s in (query_starts, key_starts)]
+    out = attention(*given, rule="paper", query_starts=starts[0], key_starts=starts[1], **options)
+    gradients = torch.autograd.grad(out.square().sum(), given)
+    parts = []
+    for i in range(3):
+        queries, keys = slice(*query_starts[i:i + 2]), slice(*key_starts[i:i + 2])
+        q, k, v = given
+        parts.append(attention(q[:, :, queries], k[:, :, keys], v[:, :, keys], rule="paper", **options))
+    expected = torch.cat(parts, 2)
+    torch.testing.assert_close(out, expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(gradients, torch.autograd.grad(expected.square().sum(), given), atol=1e-5, rtol=1e-5)
+
+
+def test_wrong_starts():
+    q, k, v = inputs((1,))
+    for starts in ([0, 4], [1, 5], [0, 6]):
+        with pytest.raises(ValueError, match="^query_starts"):
+            attention(q, k, v, query_starts=starts, key_starts=[0, 9])
+    with pytest.raises(TypeError, match="^key_starts: its dtype is float32"):
+        attention(q, k, v, query_starts=[0, 5], key_starts=[0.0, 9.0])
+
+
+def test_query_scale():
+    q, k, v = inputs(dtype=torch.float64)
+    for shape in ((2, 4, 5), (4, 1), (5,)):
+        scale = torch.rand(shape, dtype=torch.float64, requires_grad=True)
+        out = attention(q, k, v, rule="paper", query_scale=scale)
+        expected = whet.attention(*(t.detach().numpy() for t in (q, k, v)), rule="paper",
+                                  query_scale=scale.detach().numpy())
+        np.testing.assert_allclose(out.detach(), expected, atol=1e-12)
+        assert torch.autograd.grad(out.sum(), scale)[0].shape == shape
+    with pytest.raises(ValueError, match=r"^query_scale: its shape is \(3,\)"):
+        attention(q, k, v, query_scale=torch.ones(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_optional_outputs(recorded):
+    given = [t.requires_grad_(recorded) for t in map(torch.Tensor.detach, inputs(dtype=torch.float64))]
+    rows = [[0, 0, 0], [1, 3, 4], [1, 2, 2]]
+    out, stats, extras = attention(*given, is_causal=True, rule="paper", return_stats=True, weight_rows=rows, top_k=2,
+                                   column_sums=True)
+    assert torch.equal(out, attention(*given, is_causal=True, rule="paper")) and out.requires_grad == recorded
+    arrays = [t.detach().numpy() for t in given]
+    _, expected = whet.attention(*arrays, is_causal=True, rule="paper", weight_rows=rows, top_k=2, column_sums=True)
+    for name in ("weights", "top_keys", "top_weights", "column_sums"):
+        found = getattr(extras, name)
+        assert not found.requires_grad
+        np.testing.assert_array_equal(found, getattr(expected, name))
+    assert extras.tile_counts is None and stats.beta.shape == (2, 4, 5)
+
+
+def test_optional_outputs_have_the_batch_that_was_given():
+    out, extras = attention(*inputs((2, 3)), top_k=1, column_sums=True)
+    assert extras.top_keys.shape == (2, 3, 4, 5, 1) and extras.column_sums.shape == (2, 3, 4, 9)
+    out, extras = attention(*(torch.randn(n, 8) for n in (4, 6, 6)), top_k=1, weight_rows=torch.tensor([[0, 0, 3]]))
+    assert out.shape == (4, 8) and extras.top_keys.shape == (4, 1) and extras.weights.shape == (1, 6)
+    with pytest.raises(ValueError, match=r"^weight_rows: its shape is \(2,\), must be \(R, 3\)"):
+        attention(*inputs(), weight_rows=[1, 2])
+    with pytest.raises(ValueError, match="^weight_rows"):
+        attention(*inputs(), weight_rows=[[0, 4, 0]])
+    with pytest.raises(ValueError, match="^top_k: is -1"):
+        attention(*inputs(), top_k=-1)
+
+
+def test_normalizers_go_by_name():
+    given = inputs()
+    assert torch.equal(attention(*given, normalizer="softmax"), attention(*given))
+    with pytest.raises(ValueError, match="^normalizer.*softmax"):
+        attention(*given, normalizer="softest")
+    q, k, v = given
+    out = attention(q, k, v, normalizer="hard")
+    torch.testing.assert_close(out, v.gather(2, (q @ k.mT).argmax(-1, keepdim=True).expand(-1, -1, -1, 8)))
+    dq, dk, dv = torch.autograd.grad(out.sum(), given)
+    assert (dq == 0).all() and (dk == 0).all() and dv.sum() == out.numel()
+    mapped = torch.vmap(lambda q: attention(q, k, v, normalizer="hard"))(torch.stack([q, -q]))
+    assert torch.equal(mapped[0], out)
+    compiled = torch.compile(lambda *given: attention(*given, normalizer="hard"), fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(*given), out)

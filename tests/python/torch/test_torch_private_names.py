@@ -11,13 +11,14 @@ torch = pytest.importorskip("torch", minversion="2.6")
 from whet.torch import _tensors
 
 HERE = Path(__file__).parent
-# What takes the short cut, or would. The rest of the tests, of shapes and modules, stand on the same functions.
-FILES = ["test_torch_gradients.py", "test_torch_rows.py", "test_torch_subclasses.py", "test_torch_transforms.py"]
+# What goes past the dispatcher, or would. The rest of the tests, of shapes and modules, use the same functions.
+FILES = ["test_torch_gradients.py", "test_torch_forward_mode.py", "test_torch_rows.py", "test_torch_subclasses.py",
+         "test_torch_transforms.py"]
 
 
 def test_this_torch_has_them():
-    assert _tensors.HAS_SHORT_CUT, "every call is slower than it has to be"
-    assert _tensors.goes_directly([torch.zeros(1)])
+    assert _tensors.KNOWS_WHEN_TO_SKIP, "every call is slower than it has to be"
+    assert _tensors.skips_dispatcher([torch.zeros(1)])
 
 
 def test_without_them():

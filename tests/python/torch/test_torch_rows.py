@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 import whet
-from whet.torch import softmax
+from whet.torch import log_softmax, softmax
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 SHAPES = [(1,), (7,), (2, 5), (1, 16), (64, 3), (3, 4, 5), (2, 1, 4, 3), (2, 3, 2, 2, 3), (31, 33), (4, 1025),
@@ -30,6 +30,66 @@ def test_values_and_gradients_are_those_of_torch(shape, dtype):
         expected.backward(dout)
         close(found, expected, dtype)
         close(x.grad, y.grad, dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_logarithms_are_those_of_torch(shape, dtype):
+    for dim in range(-len(shape), len(shape)):
+        x = torch.randn(shape, dtype=dtype, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        dout = torch.randn(shape, dtype=dtype)
+        found, expected = log_softmax(x, dim), torch.log_softmax(y, dim)
+        found.backward(dout)
+        expected.backward(dout)
+        close(found, expected, dtype)
+        torch.testing.assert_close(x.grad, y.grad, atol=10 * TOLERANCE[dtype], rtol=10 * TOLERANCE[dtype])
+
+
+def test_logarithms_of_hidden_keys():
+    x = torch.randn(2, 5, dtype=torch.float64)
+    x[0, 1] = -torch.inf
+    where = torch.tensor([True, True, True, False, True])
+    for rule in oracle.RULES:
+        logs, stats = log_softmax(x, rule=rule, where=where, return_stats=True)
+        np.testing.assert_allclose(logs, whet.log_softmax(x.numpy(), rule=rule, where=where.numpy()), atol=1e-9)
+        assert torch.equal(stats.beta, softmax(x, rule=rule, where=where, return_stats=True)[1].beta)
+    x = torch.full((2, 3), -torch.inf, requires_grad=True)
+    logs = log_softmax(x, rule="paper")
+    assert (logs == -torch.inf).all()
+    logs.backward(torch.ones(2, 3))
+    assert (x.grad == 0).all()
+    assert log_softmax(torch.tensor(3.0), 0).item() == 0
+
+
+@pytest.mark.parametrize("function", [softmax, log_softmax])
+def test_out(function):
+    x = torch.randn(3, 5)
+    for out in (torch.empty(3, 5), torch.empty(5, 3).mT):
+        assert function(x, rule="paper", out=out) is out
+        assert torch.equal(out, function(x, rule="paper"))
+    number = torch.empty(())
+    function(torch.tensor(3.0), 0, out=number)
+    assert number == (1 if function is softmax else 0)
+    with pytest.raises(ValueError, match=r"^out: is \(3, 4\) of torch.float32, must be as the result, \(3, 5\)"):
+        function(x, out=torch.empty(3, 4))
+    with pytest.raises(TypeError, match="^out: is a list"):
+        function(x, out=[1.0])
+    with pytest.raises(ValueError, match="^out: can't be given where a gradient is recorded"):
+        function(x.requires_grad_(), out=out)
+
+
+def test_normalizers_go_by_name():
+    x = torch.randn(2, 5, requires_grad=True)
+    assert torch.equal(softmax(x, normalizer="softmax"), softmax(x))
+    hard = softmax(x, normalizer="hard")
+    assert torch.equal(hard, torch.eye(5)[x.argmax(-1)])
+    assert (torch.autograd.grad(hard[:, 0].sum(), x)[0] == 0).all()
+    _, tangent = torch.func.jvp(lambda x: softmax(x, normalizer="hard", rule="paper"), (x.detach(),), (torch.ones(2, 5),))
+    assert (tangent == 0).all()
+    for given in (x, x.detach()):
+        with pytest.raises(ValueError, match="^normalizer.*softmax"):
+            softmax(given, normalizer="softest")
 
 
 @pytest.mark.parametrize("given", [torch.float16, torch.float32, torch.int64, torch.bool])

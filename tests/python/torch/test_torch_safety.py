@@ -55,7 +55,7 @@ def test_softmax(kind, name, arguments, options):
     (ValueError, "attn_mask", (Q, K, V, torch.ones(3, 4).bool()), {}),
     (ValueError, "attn_mask", (Q, K, V, torch.zeros(1, 1, 4, 3, 5)), {}),
     (ValueError, "attn_mask", (Q, K, V, torch.zeros(3, 5, device="meta")), {}),
-    (ValueError, "dropout_p", (Q, K, V, None, 0.1), {}), (TypeError, "is_causal", (Q, K, V), {"is_causal": "yes"}),
+    (ValueError, "dropout_p", (Q, K, V, None, 1.1), {}), (TypeError, "dropout_p", (Q, K, V, None, "0.1"), {}), (TypeError, "is_causal", (Q, K, V), {"is_causal": "yes"}),
     (TypeError, "enable_gqa", (Q, K, V), {"enable_gqa": 1}), (TypeError, "scale", (Q, K, V), {"scale": "1"}),
     (ValueError, "scale", (Q, K, V), {"scale": float("inf")}), (ValueError, "softcap", (Q, K, V), {"softcap": -1.0}),
     (TypeError, "softcap", (Q, K, V), {"softcap": "3"}), (ValueError, "sinks", (Q, K, V), {"sinks": torch.zeros(3)}),

@@ -32,7 +32,7 @@ def test_causal_bias(bias, queries, keys):
 @pytest.mark.parametrize("bias", BIASES)
 @pytest.mark.parametrize("options", [{"window": 2}, {"window": (1, None), "align": "end"}, {"lengths": [6, 4]},
                                      {"lengths": [6, 4], "align": "end", "window": 3}])
-def test_causal_bias_beside_what_counts_from_a_place(bias, options):
+def test_causal_bias_beside_what_counts_from_a_position(bias, options):
     """It hides what its mask hides, whatever else is hidden and from where that is counted."""
     given = inputs(4, 6)
     mask = bias(4, 6)
@@ -93,12 +93,12 @@ class Passing(torch.Tensor):
         return super().__torch_function__(function, types, arguments, keywords)
 
 
-@pytest.mark.parametrize("place", ["query", "key", "value", "attn_mask", "sinks", "lengths", "scale"])
-def test_torch_function_is_asked(place):
+@pytest.mark.parametrize("argument", ["query", "key", "value", "attn_mask", "sinks", "lengths", "scale"])
+def test_torch_function_is_called(argument):
     given = {"query": torch.randn(1, 2, 4, 8), "key": torch.randn(1, 2, 6, 8), "value": torch.randn(1, 2, 6, 8),
              "attn_mask": torch.zeros(4, 6), "sinks": torch.zeros(2), "lengths": torch.tensor([3]),
              "scale": torch.tensor(0.5)}
-    given[place] = given[place].as_subclass(Answering)
+    given[argument] = given[argument].as_subclass(Answering)
     assert attention(**given, rule="paper") == ("attention", "paper")
     assert softmax(torch.zeros(3).as_subclass(Answering), rule="paper") == ("softmax", "paper")
     assert softmax(torch.zeros(3), where=torch.ones(3).bool().as_subclass(Answering)) == ("softmax", None)

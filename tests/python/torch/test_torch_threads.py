@@ -108,7 +108,7 @@ def test_same_bits_on_every_executor_and_number_of_threads(thread_count, rule):
     x = torch.randn(60, 900)
     q, k, v, dout = torch.randn(4, 1, 4, 300, 32).unbind()
     arrays = [t.numpy() for t in (q, k, v)]
-    expected_out = torch.from_numpy(whet.attention(*arrays, rule=rule, causal=True, threads=1))
+    expected_out = torch.from_numpy(whet.attention(*arrays, rule=rule, is_causal=True, threads=1))
     expected_weights = torch.from_numpy(whet.softmax(x.numpy(), rule=rule, threads=1))
     gradients = []
     for count in (1, 2, 3, 5):

@@ -5,10 +5,7 @@ import pytest
 torch = pytest.importorskip("torch", minversion="2.6")
 import whet
 from torch.nn.functional import scaled_dot_product_attention
-from whet.torch import attention, softmax
-
-NO_OPTIONS = (None, False, "start", -1, -1, 0.0, False)
-
+from whet.torch import attention, log_softmax, softmax
 
 @pytest.fixture(autouse=True)
 def seed():
@@ -22,35 +19,58 @@ def heads(*shape, needs_gradient=True):
 # ---- operators
 
 
-@pytest.mark.parametrize("dim, rule, with_stats", [
-    (1, "paper", True), (0, "none", False), (2, "target-peak:0.9", True)])
+@pytest.mark.parametrize("options", [
+    {"dim": 1, "rule": "paper", "with_stats": True}, {"dim": 0}, {"dim": 2, "rule": "target-peak:0.9", "hold_beta": True}])
 @pytest.mark.parametrize("masked", [False, True])
-def test_softmax_operator(dim, rule, with_stats, masked):
+def test_softmax_operator(options, masked):
     where = torch.rand(3, 1, 7) < 0.7 if masked else None
     for x in (heads(3, 4, 7), heads(3, 7, 4, needs_gradient=False).mT):
-        torch.library.opcheck(torch.ops.whet.softmax.default, (x, dim, rule, where, with_stats, False))
+        torch.library.opcheck(torch.ops.whet.softmax.default, (x, where), options)
     x = x.detach()
-    stats = torch.ops.whet.softmax(x, dim, rule, where, with_stats, False)[1]
-    torch.library.opcheck(torch.ops.whet.softmax_backward.default, (x + 1, x, stats, where, dim, rule, True))
+    _, stats = torch.ops.whet.softmax(x, where, **options)
+    options.pop("with_stats", None)
+    torch.library.opcheck(torch.ops.whet.softmax_backward.default, (x + 1, x, where, stats), options)
+
+
+@pytest.mark.parametrize("rule", ["none", "paper"])
+def test_beta_operator(rule):
+    for where in (None, torch.rand(1, 4, 7) < 0.7):
+        torch.library.opcheck(torch.ops.whet.beta.default, (heads(3, 4, 7), where), {"dim": 2, "rule": rule})
 
 
 ATTENTIONS = {
-    "plain": (None, None, None, None, True, ["paper"], *NO_OPTIONS),
-    "everything": (torch.ones(2, 1, 5, 6).tril(2).bool(), torch.randn(1, 4, 5, 6, requires_grad=True),
-                   torch.randn(4, requires_grad=True), torch.tensor([6, 4]), False,
-                   ["none", "paper", "fixed:2", "ssmax:1"], 0.3, True, "end", 3, 1, 2.0, True),
+    "plain": ((), {"rule": "paper", "with_stats": True}),
+    "everything": ((torch.ones(2, 1, 5, 6).tril(2).bool(), torch.randn(1, 4, 5, 6, requires_grad=True),
+                    torch.randn(4, requires_grad=True), torch.tensor([6, 4])),
+                   {"rule": "none;paper;fixed:2;ssmax:1", "scale": 0.3, "causal": True, "align": "end",
+                    "window_left": 3, "window_right": 1, "softcap": 2.0, "hold_beta": True}),
 }
 
 
-@pytest.mark.parametrize("sides", ATTENTIONS.values(), ids=ATTENTIONS)
-def test_attention_operator(sides):
-    given = heads(2, 4, 5, 8), heads(2, 2, 6, 8), heads(2, 2, 6, 3)
-    torch.library.opcheck(torch.ops.whet.attention.default, (*given, *sides))
-    tensors = [t if t is None else t.detach() for t in (*given, *sides[:4])]
-    out, stats = torch.ops.whet.attention(*tensors, *sides[4:])
-    for wanted in ([True] * 3 + [tensors[4] is not None] * 2, [False, True, False, False, False]):
-        torch.library.opcheck(torch.ops.whet.attention_backward.default,
-                              (torch.ones_like(out), *tensors, stats, wanted, *sides[5:]))
+@pytest.mark.parametrize("sides, options", ATTENTIONS.values(), ids=ATTENTIONS)
+def test_attention_operator(sides, options):
+    options = dict(options)
+    given = heads(2, 4, 5, 8), heads(2, 2, 6, 8), heads(2, 2, 6, 3), *sides
+    torch.library.opcheck(torch.ops.whet.attention.default, given, options)
+    tensors = [t.detach() for t in given]
+    out, stats = torch.ops.whet.attention(*tensors, **options)
+    options.pop("with_stats", None)
+    for wanted in ([True] * 3 + [len(sides) > 0] * 2, [False, True, False, False, False]):
+        torch.library.opcheck(torch.ops.whet.attention_backward.default, (torch.ones_like(out), stats, *tensors),
+                              {"wanted": wanted, **options})
+    torch.library.opcheck(torch.ops.whet.attention_outputs.default, (torch.tensor([[1, 3, 4]]), *tensors),
+                          {"top_k": 2, "column_sums": True, **options})
+
+
+def test_an_argument_can_be_added_to_an_operator():
+    """What an exported program calls is what it was given: the rest has defaults."""
+    x, q = torch.randn(2, 5), torch.randn(1, 2, 3, 4)
+    assert torch.equal(torch.ops.whet.softmax(x, dim=1)[0], softmax(x))
+    assert torch.equal(torch.ops.whet.attention(q, q, q)[0], attention(q, q, q))
+    for name in ("softmax", "attention"):
+        arguments = getattr(torch.ops.whet, name).default._schema.arguments
+        needed = [argument.name for argument in arguments if not argument.has_default_value()]
+        assert needed == (["input"] if name == "softmax" else ["query", "key", "value"])
 
 
 # ---- compile and export
@@ -96,6 +116,21 @@ def test_compile_without_gradients_and_with_every_keyword():
         expected = function(*given)
         found = torch.compile(function, fullgraph=True, dynamic=False)(*given)
     torch.testing.assert_close(found, expected)
+
+
+def test_compile_log_softmax_and_optional_outputs():
+    def function(x, q, starts):
+        logs = log_softmax(x, rule="paper")
+        out, extras = attention(q, q, q, query_starts=starts, key_starts=starts, top_k=2, column_sums=True,
+                                weight_rows=[[0, 1, 2]])
+        return logs, out, extras.top_keys, extras.column_sums, extras.weights
+
+    given = torch.randn(2, 5, requires_grad=True), heads(1, 2, 4, 8), torch.tensor([0, 1, 4])
+    expected, found = function(*given), torch.compile(function, fullgraph=True, dynamic=False)(*given)
+    torch.testing.assert_close(found, expected)
+    gradients = [torch.autograd.grad((result[0] * given[0].detach()).sum() + result[1].sum(), given[:2])
+                 for result in (expected, found)]
+    torch.testing.assert_close(*gradients)
 
 
 def test_export():
@@ -186,12 +221,22 @@ def test_gradients_of_every_sample(extras):
         x).square().sum())(x), row(x))
 
 
-def test_transforms_that_need_more_are_refused():
+def test_second_derivatives_are_refused():
     x = torch.randn(2, 5)
-    with pytest.raises(NotImplementedError, match="jvp"):
-        torch.func.jvp(softmax, (x,), (x,))
     with pytest.raises(RuntimeError, match="differentiated once"):
         torch.func.grad(lambda x: torch.func.grad(lambda y: softmax(y).square().sum())(x).square().sum())(x)
+
+
+@pytest.mark.filterwarnings("error")
+def test_vmap_of_log_softmax_packed_sequences_and_optional_outputs():
+    x, q = torch.randn(3, 2, 5), torch.randn(3, 1, 2, 4, 8)
+
+    def function(x, q):
+        out, extras = attention(q, q, q, query_starts=[0, 1, 4], key_starts=[0, 1, 4], top_k=2, column_sums=True)
+        return log_softmax(x, rule="paper"), out, extras.top_weights, extras.column_sums
+
+    for found, expected in zip(torch.vmap(function)(x, q), zip(*map(function, x, q))):
+        torch.testing.assert_close(found, torch.stack(expected))
 
 
 # ---- autocast

@@ -16,4 +16,4 @@ finally:
     for name, value in zip(NAMES, kept):
         setattr(*name, value)
 
-assert not whet.torch._tensors.HAS_SHORT_CUT
+assert not whet.torch._tensors.KNOWS_WHEN_TO_SKIP
