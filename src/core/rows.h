@@ -76,7 +76,8 @@ class RowCursor {
 
   std::int64_t offset(std::size_t array) const { return offsets_[array]; }
 
-  void next() {
+  // Always inlined: a call per row would show in short rows.
+  [[gnu::always_inline]] void next() {
     for (std::size_t i = rows_.outer_dims(); i-- > 0;) {
       const bool wraps = ++index_[i] == rows_.outer_size(i);
       const std::int64_t steps = wraps ? 1 - rows_.outer_size(i) : 1;

@@ -17,7 +17,9 @@ results::Reproduction run(std::int64_t items, std::uint64_t first, const std::ve
     mean += accuracy / static_cast<double>(accuracies.size());
     results::Size size{.items = items};
     size.rules.set("paper", {.accuracy = accuracy});
-    run.models.push_back({.seed = first++, .sizes = {size}});
+    results::Model& model = run.models.emplace_back();
+    model.seed = first++;
+    model.sizes = {size};
   }
   run.summary = {{.items = items, .sets = 1}};
   run.summary[0].rules.set("paper", {.accuracy = mean});

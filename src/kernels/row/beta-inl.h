@@ -72,6 +72,9 @@ struct RowInput {
 // What is known of a row once its beta is chosen, and later once it is weighed.
 template <typename T>
 struct RowResult {
+  // Not an aggregate: gcc clears one of this size by an instruction that takes as long as a short row.
+  RowResult() {}
+
   RowState state{};  // at beta = 1 as far as it was measured; the sink isn't in count and min
   double beta = 1;
   bool measured = false;       // state holds z and t
@@ -107,16 +110,25 @@ inline constexpr double kLikelyLast = 0.1;
 // A search that found nothing sharp enough after so many sweeps looks whether there can be.
 inline constexpr int kSweepsBeforeDoubt = 3;
 
-// beta by search, for a row measured at beta = 1. A sweep that is likely the last leaves its weights in
-// row.scratch. At a large beta only keys near the maximum count: they are moved together there and swept
-// alone, unless the search comes back to a smaller beta.
+// beta of a search, the sums there, and where e^(beta y) lies, or null.
 template <typename T>
-HWY_NOINLINE void SearchBeta(const RowInput<T>& row, const Rule& rule, RowResult<T>& result) {
+struct Found {
+  double beta;
+  Sums sums;
+  const T* weights;
+};
+
+// beta by search, for a row whose state and sums at beta = 1 are given. A sweep that is likely the last
+// leaves its weights in row.scratch. At a large beta only keys near the maximum count: they are moved
+// together there and swept alone, unless the search comes back to a smaller beta.
+template <typename T>
+HWY_NOINLINE Found<T> SearchBeta(const RowInput<T>& row, const Rule& rule, const RowState& state,
+                                 const Sums& at_one) {
   using Limits = SearchLimits<T>;
-  const RowState& state = result.state;
+  const T max = static_cast<T>(state.max);
   const std::int64_t count = state.count + (row.sink ? 1 : 0);
-  core::TargetSearch search(rule, result.sums, Limits::kTolerance, Limits::kResolution);
-  if (search.done()) return;
+  core::TargetSearch search(rule, at_one, Limits::kTolerance, Limits::kResolution);
+  if (search.done()) return {1, at_one, nullptr};
   const double reach = std::log(static_cast<double>(count)) + Limits::kReach;
   double shrink_above = kWorthShrinking * reach / row_spread(state);
   double least_beta = 0;  // down to which `keys` may stand for the row
@@ -124,13 +136,11 @@ HWY_NOINLINE void SearchBeta(const RowInput<T>& row, const Rule& rule, RowResult
   std::int64_t left = row.size();
   for (;;) {
     if (search.unbounded() && search.sweeps() == kSweepsBeforeDoubt) {
-      const Top<T> top = TopOf(row.x, row.size(), result.top);
+      const Top<T> top = TopOf(row.x, row.size(), max);
       if (core::unreachable(rule, top.ties)) {
         const double gap = state.max - static_cast<double>(top.next);
-        result.beta = core::hard_beta(count, gap);
-        result.sums = Measure<1>(row.x, row.scratch, row.size(), result.top, result.beta);
-        result.weights = row.scratch;
-        return;
+        const double beta = core::hard_beta(count, gap);
+        return {beta, Measure<1>(row.x, row.scratch, row.size(), max, beta), row.scratch};
       }
     }
     const double beta = Exponential<T>::representable(search.proposal());
@@ -142,21 +152,16 @@ HWY_NOINLINE void SearchBeta(const RowInput<T>& row, const Rule& rule, RowResult
     if (row.scratch != nullptr && beta > shrink_above) {
       least_beta = kShrinkMargin * beta;
       // Beside a huge maximum the difference may round away; the maximum itself always stays.
-      const T least = std::min(static_cast<T>(state.max - reach / least_beta),
-                               std::nextafter(result.top, kMinusInfinity<T>));
+      const T least =
+          std::min(static_cast<T>(state.max - reach / least_beta), std::nextafter(max, kMinusInfinity<T>));
       left = KeepAbove(keys, left, least, row.scratch);
       keys = row.scratch;
       shrink_above = kWorthShrinking * beta;
     }
     T* weights = keys == row.x && search.distance() < kLikelyLast ? row.scratch : nullptr;
-    const Sums sums = Measure<3>(keys, weights, left, result.top, beta);
+    const Sums sums = Measure<3>(keys, weights, left, max, beta);
     search.absorb(beta, sums);
-    if (search.done()) {
-      result.beta = beta;
-      result.sums = sums;
-      result.weights = weights;
-      return;
-    }
+    if (search.done()) return {beta, sums, weights};
   }
 }
 
@@ -217,14 +222,18 @@ HWY_INLINE void ScanEnds(const RowInput<T>& row, bool counts, RowResult<T>& resu
 // number of visible keys if `counts`. A row without visible keys has a count of 0, or a z of 0 if it was
 // measured; one that holds NaN has NaN there.
 template <typename T>
-HWY_INLINE RowResult<T> ChooseBeta(const RowInput<T>& row, const Rule& rule, bool full, bool counts) {
-  RowResult<T> result;
+HWY_INLINE void ChooseBeta(const RowInput<T>& row, const Rule& rule, bool full, bool counts,
+                           RowResult<T>& result) {
   T min = 0;
   ScanEnds(row, counts || full || row.sink || needs_count(rule), result, min);
-  if (result.state.count == 0) return result;
+  if (result.state.count == 0) return;
   if (!full && !needs_entropy(rule)) {
-    result.beta = rule.beta(result.state);
-    return result;
+    // Not a copy of result.state: reading at once what was just written piece by piece stalls.
+    RowState state;
+    state.count = result.state.count;
+    state.max = result.state.max;
+    result.beta = rule.beta(state);
+    return;
   }
   T* const plain = row.keep_plain ? row.scratch : nullptr;
   if (rule.needs_search()) {
@@ -236,16 +245,22 @@ HWY_INLINE RowResult<T> ChooseBeta(const RowInput<T>& row, const Rule& rule, boo
     MeasureState<1>(row, min, plain, result);
   }
   if (result.state.z == 0) result.state = {};
-  if (!(result.state.z > 0)) return result;
+  if (!(result.state.z > 0)) return;
+  const RowState state = result.state;
   if (!rule.needs_search()) {
-    result.beta = rule.beta(result.state);
+    result.beta = rule.beta(state);
     result.summed = result.beta == 1;
     if (result.summed) result.weights = plain;
   } else {
-    if (result.state.count > 1) SearchBeta(row, rule, result);
+    if (state.count > 1) {
+      const Sums at_one = result.sums;
+      const Found<T> found = SearchBeta(row, rule, state, at_one);
+      result.beta = found.beta;
+      result.sums = found.sums;
+      result.weights = found.weights;
+    }
     result.summed = true;
   }
-  return result;
 }
 
 // The state of a row; of its sink alone if no key is visible.

@@ -26,7 +26,6 @@ namespace HWY_NAMESPACE {
 template <typename T>
 struct RowFunctions {
   RowResult<T> (*weigh)(const RowInput<T>& row, const Rule& rule, bool stats, T* out);
-  RowResult<T> (*normalise)(const RowInput<T>& row, const Rule& rule, bool stats, T* out);
   SavedRow (*save)(const RowInput<T>& row, const Rule& rule);
   Sums (*weigh_part)(const RowInput<T>& row, T top, double beta, T* out);
   void (*backward)(const RowGradient<T>& row, const Rule& rule, bool through_rule);
@@ -34,7 +33,7 @@ struct RowFunctions {
 
 template <typename T>
 HWY_INLINE const RowFunctions<T>& FunctionsOf(const Normalizer& normalizer) {
-#define WHET_ENTRY(N) {WeighRow<N, T>, NormaliseRow<N, T>, SaveRow<N, T>, WeighPart<N, T>, BackwardRow<N, T>},
+#define WHET_ENTRY(N) {WeighRow<N, T>, SaveRow<N, T>, WeighPart<N, T>, BackwardRow<N, T>},
   static constexpr RowFunctions<T> kFunctions[] = {WHET_FOR_EACH_NORMALIZER(WHET_ENTRY)};
 #undef WHET_ENTRY
   return kFunctions[static_cast<std::size_t>(normalizer.index())];

@@ -123,7 +123,8 @@ HWY_INLINE bool CanBeWeighed(const RowResult<T>& result) {
 // row that can't be weighed has a sums.z that isn't positive, and nothing is written.
 template <class Normalizer, typename T>
 HWY_NOINLINE RowResult<T> WeighRow(const RowInput<T>& row, const Rule& rule, bool stats, T* out) {
-  RowResult<T> result = ChooseBeta(row, RuleFor<Normalizer>(rule), stats, false);
+  RowResult<T> result;
+  ChooseBeta(row, RuleFor<Normalizer>(rule), stats, false, result);
   if (!CanBeWeighed(result)) return result;
   bool all = true;
   if (row.tiles != nullptr && row.tiles->keep != nullptr) {
@@ -142,8 +143,9 @@ HWY_NOINLINE RowResult<T> WeighRow(const RowInput<T>& row, const Rule& rule, boo
 // The same for a row without tiles, with normalised weights: 0 in a row without visible keys, NaN in one that
 // holds NaN.
 template <class Normalizer, typename T>
-HWY_NOINLINE RowResult<T> NormaliseRow(const RowInput<T>& row, const Rule& rule, bool stats, T* out) {
-  RowResult<T> result = ChooseBeta(row, RuleFor<Normalizer>(rule), stats, false);
+HWY_INLINE void NormaliseRow(const RowInput<T>& row, const Rule& rule, bool stats, T* out,
+                             RowResult<T>& result) {
+  ChooseBeta(row, RuleFor<Normalizer>(rule), stats, false, result);
   const bool summed = Normalizer::kIsExponential && result.summed;
   if (CanBeWeighed(result) && !summed) {
     const T* const next = result.measured ? nullptr : row.next;
@@ -159,7 +161,6 @@ HWY_NOINLINE RowResult<T> NormaliseRow(const RowInput<T>& row, const Rule& rule,
   } else {
     Sweep<0, true>(row.x, out, row.size(), result.top, result.beta, static_cast<T>(1 / z));
   }
-  return result;
 }
 
 // Weights of a row whose largest logit and beta are known from elsewhere, since it is part of a longer one.
@@ -231,7 +232,8 @@ HWY_INLINE SavedRow Saved(const RowStats& stats, const Rule& rule) {
 template <class Normalizer, typename T>
 HWY_NOINLINE SavedRow SaveRow(const RowInput<T>& row, const Rule& rule) {
   // The gradient of a row of one key is exactly 0, since its beta is 1: keys are counted.
-  RowResult<T> result = ChooseBeta(row, RuleFor<Normalizer>(rule), false, true);
+  RowResult<T> result;
+  ChooseBeta(row, RuleFor<Normalizer>(rule), false, true, result);
   if (CanBeWeighed(result) && !(Normalizer::kIsExponential && result.summed)) {
     result.sums = Normalizer::Weigh(Runs<T>{row, true}, result.top, result.beta, needs_entropy(rule),
                                     static_cast<T*>(nullptr), static_cast<const T*>(nullptr));

@@ -29,11 +29,11 @@ using kernels::RowJob;
 template <typename T>
 inline constexpr std::int64_t kMaxFetchKeys = 32768 / sizeof(T);
 
-template <typename T>
-HWY_INLINE void SoftmaxRowsOf(const RowJob& job, std::int64_t begin, std::int64_t end, T* buffer) {
+template <class Normalizer, typename T>
+void SoftmaxRowsOf(const RowJob& job, std::int64_t begin, std::int64_t end, T* buffer) {
   const std::int64_t in_bytes = core::element_bytes(job.in.dtype);
   core::RowCursor<3> cursor(job.rows, {&job.in, &job.out, &job.mask}, begin);
-  const RowFunctions<T>& functions = FunctionsOf<T>(job.normalizer);
+  core::RowCursor<1> following(job.rows, {&job.in}, begin);  // one row ahead
   const bool wants_stats = !job.stats.empty();
   const bool out_is_direct = kernels::is_direct(job.out, job.rows.keys());
   for (std::int64_t row = begin; row < end; ++row, cursor.next()) {
@@ -46,9 +46,8 @@ HWY_INLINE void SoftmaxRowsOf(const RowJob& job, std::int64_t begin, std::int64_
     double offset = 0;
     const T* x = VisibleRow(job, in, mask, n, target, buffer, offset);
     const T* next = nullptr;
+    following.next();
     if (x == reinterpret_cast<const T*>(in) && row + 1 < end && n <= kMaxFetchKeys<T>) {
-      auto following = cursor;
-      following.next();
       next = reinterpret_cast<const T*>(job.in.data + following.offset(0) * in_bytes);
     }
     const RowInput<T> input{.x = x,
@@ -56,7 +55,8 @@ HWY_INLINE void SoftmaxRowsOf(const RowJob& job, std::int64_t begin, std::int64_
                             .parameter = job.normalizer.parameter(),
                             .scratch = target != x ? target : (buffer != x ? buffer : nullptr),
                             .next = next};
-    const RowResult<T> result = functions.normalise(input, job.rule, wants_stats, target);
+    RowResult<T> result;
+    NormaliseRow<Normalizer>(input, job.rule, wants_stats, target, result);
     std::fill(target + n, target + job.rows.keys(), T(0));
     if (!out_is_direct) StoreRow(target, job.out.dtype, job.out.key_stride, job.rows.keys(), out);
     if (wants_stats) {
@@ -70,11 +70,21 @@ HWY_INLINE void SoftmaxRowsOf(const RowJob& job, std::int64_t begin, std::int64_
   }
 }
 
+// The loop is compiled for each normalizer: a call through a pointer would cost half of a row of 64 keys.
+template <typename T>
+HWY_INLINE void RunSoftmaxRows(const RowJob& job, std::int64_t begin, std::int64_t end, T* buffer) {
+#define WHET_ENTRY(N) SoftmaxRowsOf<N, T>,
+  static constexpr void (*kRows[])(const RowJob&, std::int64_t, std::int64_t,
+                                   T*) = {WHET_FOR_EACH_NORMALIZER(WHET_ENTRY)};
+#undef WHET_ENTRY
+  kRows[static_cast<std::size_t>(job.normalizer.index())](job, begin, end, buffer);
+}
+
 void SoftmaxRows(const RowJob& job, std::int64_t begin, std::int64_t end, void* buffer) {
   if (job.in.dtype == DType::f64) {
-    SoftmaxRowsOf(job, begin, end, static_cast<double*>(buffer));
+    RunSoftmaxRows(job, begin, end, static_cast<double*>(buffer));
   } else {
-    SoftmaxRowsOf(job, begin, end, static_cast<float*>(buffer));
+    RunSoftmaxRows(job, begin, end, static_cast<float*>(buffer));
   }
 }
 
