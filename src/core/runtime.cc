@@ -26,9 +26,9 @@ int processors() {
   return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
-void check_threads(int count, const std::string& name = "threads") {
+void check_threads(int count, const char* name = "threads") {
   if (count < 0 || count > kMaxThreads) {
-    throw Error(name + " is " + std::to_string(count) + ", must be 0 (the default) to " +
+    throw Error(std::string(name) + " is " + std::to_string(count) + ", must be 0 (the default) to " +
                 std::to_string(kMaxThreads));
   }
 }
