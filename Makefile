@@ -123,9 +123,6 @@ setup-aarch64:
 $(VENV)/.done: tests/requirements.txt tools/wheel-requirements.txt
 	@tools/setup.sh tests
 
-# The Python package compiles the sources of build/release with the same options: they come from a cache then.
-CACHED = CCACHE_DIR=$(CURDIR)/build/ccache CMAKE_CXX_COMPILER_LAUNCHER=ccache CMAKE_C_COMPILER_LAUNCHER=ccache
-
 # Each preset builds into build/<preset>; the one with sanitizers also the extension of the Python package.
 asan: $(VENV)/.done
 asan: EXTRA := -DWHET_BUILD_PYTHON=ON -DPython_EXECUTABLE=$(CURDIR)/$(VENV)/bin/python
@@ -133,19 +130,19 @@ release asan tsan clang: setup
 aarch64: setup-aarch64
 release asan tsan clang aarch64:
 	@echo "== Building build/$@"
-	@$(CACHED) cmake --preset $@ -DWHET_WERROR=$(WERROR) $(EXTRA) > build/$@.log 2>&1 || { cat build/$@.log; exit 1; }
-	@$(CACHED) cmake --build --preset $@ -j $(JOBS) -- --quiet
+	@cmake --preset $@ -DWHET_WERROR=$(WERROR) $(EXTRA) > build/$@.log 2>&1 || { cat build/$@.log; exit 1; }
+	@cmake --build --preset $@ -j $(JOBS) -- --quiet
 
 # Without isolation, so that the paths of its tools stay and a second build compiles only what changed.
 python: setup $(VENV)/.done  ## Install the Python package into build/venv
 	@echo "== Installing the Python package into $(VENV)"
-	@$(CACHED) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(VENV)/bin/pip install --quiet --disable-pip-version-check \
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(VENV)/bin/pip install --quiet --disable-pip-version-check \
 	  --no-build-isolation --no-deps --config-settings=cmake.define.WHET_WERROR=$(WERROR) .
 
 .PHONY: wheel test-wheel
 wheel: python  ## Build the wheel and the sdist into build/wheels
 	@echo "== Building the wheel and the sdist into build/wheels"
-	@$(CACHED) CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) tools/wheel.sh $(VENV)/bin/python
+	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) tools/wheel.sh $(VENV)/bin/python
 
 test-wheel: wheel  ## Run the wheel's tests in a bare Debian, and install from the sdist (needs root)
 	@tools/test-wheel.sh
