@@ -1,4 +1,3 @@
-#include <memory>
 #include <utility>
 
 #include "c_api/attention.h"
@@ -103,7 +102,7 @@ whet_status whet_beta_search_create(const char* rule, const whet_row_state* merg
                                     whet_beta_search** search) {
   return guarded([&] {
     whet::BetaSearch made(rule_of(rule), elements<const whet::RowState>(merged, 1, "merged")[0]);
-    required(search, "search") = std::make_unique<whet_beta_search>(std::move(made)).release();
+    required(search, "search") = new whet_beta_search{std::move(made)};
   });
 }
 
