@@ -216,7 +216,8 @@ void refuse_to_overwrite(const std::vector<lab::Run>& runs, const std::string& o
   for (const lab::Run& run : runs) {
     for (const std::string& file : lab::files_of(run)) {
       if (!files::same_file(path, file)) continue;
-      throw Error(option + ": " + path + " is a file of the run itself; name another file");
+      throw Error(std::string(option).append(": ").append(path).append(
+          " is a file of the run itself; name another file"));
     }
   }
 }

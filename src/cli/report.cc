@@ -44,8 +44,15 @@ std::vector<results::NamedResults> load(const std::vector<std::string>& paths) {
     }
     const std::string first = kind_of(runs.front().results), kind = kind_of(runs.back().results);
     if (kind != first) {
-      throw Error("DIR: has results of kind " + first + " in " + paths.front() + " and " + kind + " in " +
-                  path + "; compare one kind");
+      throw Error(std::string("DIR: has results of kind ")
+                      .append(first)
+                      .append(" in ")
+                      .append(paths.front())
+                      .append(" and ")
+                      .append(kind)
+                      .append(" in ")
+                      .append(path)
+                      .append("; compare one kind"));
     }
   }
   // Folders of the same name are told apart by their paths.
@@ -65,6 +72,7 @@ bool is_reproduction(const std::vector<results::NamedResults>& runs) {
 std::vector<results::Comparison> comparisons_of(const std::vector<results::NamedResults>& runs) {
   if (runs.size() == 1 || !is_reproduction(runs)) return {};
   std::vector<const results::Reproduction*> reproductions;
+  reproductions.reserve(runs.size());
   for (const results::NamedResults& run : runs)
     reproductions.push_back(&std::get<results::Reproduction>(run.results));
   return lab::compare(reproductions);

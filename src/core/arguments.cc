@@ -53,8 +53,8 @@ std::string text(double value) {
 
 std::optional<double> number(std::string_view text) {
   double value = 0;
-  const char* last = text.data() + text.size();
-  const auto [end, error] = std::from_chars(text.data(), last, value);
+  const char *const first = text.data(), *const last = first + text.size();
+  const auto [end, error] = std::from_chars(first, last, value);
   if (text.empty() || error != std::errc() || end != last) return std::nullopt;
   return value;
 }

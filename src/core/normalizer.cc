@@ -16,8 +16,7 @@ std::string known_names(std::span<const NormalizerEntry> table) {
   return names;
 }
 
-double checked_parameter(std::string_view given, const NormalizerEntry& entry) {
-  const ParameterRange& range = *entry.parameter;
+double checked_parameter(std::string_view given, std::string_view name, const ParameterRange& range) {
   const auto value = number(given);
   if (value && *value > range.above && *value <= range.most &&
       !(range.whole && std::trunc(*value) != *value)) {
@@ -26,8 +25,8 @@ double checked_parameter(std::string_view given, const NormalizerEntry& entry) {
   std::string allowed =
       std::string("a ") + (range.whole ? "whole " : "") + "number above " + text(range.above);
   if (range.most < std::numeric_limits<double>::max()) allowed += " and at most " + text(range.most);
-  fail("normalizer", "the parameter of " + std::string(entry.name) + " is '" + std::string(given) +
-                         "', must be " + allowed);
+  fail("normalizer",
+       "the parameter of " + std::string(name) + " is '" + std::string(given) + "', must be " + allowed);
 }
 
 }  // namespace
@@ -38,8 +37,10 @@ NormalizerName parse_normalizer(std::string_view name, std::span<const Normalize
     if (name.substr(0, colon) != table[i].name || (colon != name.npos) != table[i].parameter.has_value())
       continue;
     const int index = static_cast<int>(i);
-    if (!table[i].parameter) return {.index = index};
-    return {.index = index, .parameter = checked_parameter(name.substr(colon + 1), table[i])};
+    const std::optional<ParameterRange> range = table[i].parameter;
+    if (!range.has_value()) return {.index = index};
+    return {.index = index,
+            .parameter = checked_parameter(name.substr(colon + 1), table[i].name, range.value())};
   }
   fail("normalizer",
        "'" + std::string(name) + "' is not a normalizer; normalizers are " + known_names(table));

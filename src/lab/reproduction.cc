@@ -59,6 +59,7 @@ results::Size size_results(const SizeOutcome& size, std::span<const NamedNormali
 std::vector<results::Size> sizes_results(const std::vector<SizeOutcome>& outcomes,
                                          std::span<const NamedNormalizer> normalizers) {
   std::vector<results::Size> sizes;
+  sizes.reserve(outcomes.size());
   for (const SizeOutcome& outcome : outcomes) sizes.push_back(size_results(outcome, normalizers));
   return sizes;
 }
@@ -388,6 +389,7 @@ Study study_of(const Run& run, const StudyOptions& options,
 results::Reproduction study(const std::vector<Run>& runs, const StudyOptions& options,
                             const results::Provenance& provenance, const ProgressListener& listener) {
   std::vector<std::optional<results::HeadResults>> heads;
+  heads.reserve(runs.size());
   for (const Run& run : runs) heads.push_back(cached_head(run, options, heads.empty()));
   const auto cached = std::ranges::count_if(heads, [](const auto& head) { return head.has_value(); });
   const std::int64_t each = items_of_head(options);
@@ -397,15 +399,18 @@ results::Reproduction study(const std::vector<Run>& runs, const StudyOptions& op
       .options = {.sets_seed = options.seed, .sets = options.sets, .precision = name_of(options.precision)},
       .paper = paper_table()};
   for (std::size_t i = 0; i < runs.size(); ++i) {
-    if (!heads[i]) {
-      heads[i] = head_results(runs[i], options, i == 0, listener);
-      if (options.cache) write_cache(runs[i], options, i == 0, *heads[i]);
+    results::HeadResults head;
+    if (heads[i].has_value()) {
+      head = std::move(heads[i].value());
+    } else {
+      head = head_results(runs[i], options, i == 0, listener);
+      if (options.cache) write_cache(runs[i], options, i == 0, head);
     }
-    results.models.push_back(std::move(heads[i]->model));
+    results.models.push_back(std::move(head.model));
+    if (head.fit_scatter.has_value()) results.fit_scatter = std::move(head.fit_scatter.value());
+    if (head.heat_map.has_value()) results.heat_map = std::move(head.heat_map.value());
   }
   listener.end();
-  results.fit_scatter = std::move(heads[0]->fit_scatter.value());
-  results.heat_map = std::move(heads[0]->heat_map.value());
   const auto summary = [&](auto sizes_of) { return summary_of(results.models, sizes_of); };
   results.summary = summary([](const results::Model& model) -> auto& { return model.sizes; });
   if (options.calibrate) {
