@@ -400,8 +400,8 @@ results::Reproduction study(const std::vector<Run>& runs, const StudyOptions& op
       .paper = paper_table()};
   for (std::size_t i = 0; i < runs.size(); ++i) {
     results::HeadResults head;
-    if (heads[i].has_value()) {
-      head = std::move(heads[i].value());
+    if (std::optional<results::HeadResults>& found = heads[i]; found.has_value()) {
+      head = std::move(found.value());
     } else {
       head = head_results(runs[i], options, i == 0, listener);
       if (options.cache) write_cache(runs[i], options, i == 0, head);
