@@ -72,9 +72,6 @@ struct RowInput {
 // What is known of a row once its beta is chosen, and later once it is weighed.
 template <typename T>
 struct RowResult {
-  // Not an aggregate: gcc clears one of this size by an instruction that takes as long as a short row.
-  RowResult() {}
-
   RowState state{};  // at beta = 1 as far as it was measured; the sink isn't in count and min
   double beta = 1;
   bool measured = false;       // state holds z and t

@@ -70,7 +70,7 @@ void SoftmaxRowsOf(const RowJob& job, std::int64_t begin, std::int64_t end, T* b
   }
 }
 
-// The loop is compiled for each normalizer: a call through a pointer would cost half of a row of 64 keys.
+// The loop is compiled for each normalizer: a call through a pointer per row shows in short rows.
 template <typename T>
 HWY_INLINE void RunSoftmaxRows(const RowJob& job, std::int64_t begin, std::int64_t end, T* buffer) {
 #define WHET_ENTRY(N) SoftmaxRowsOf<N, T>,
