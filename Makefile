@@ -133,16 +133,20 @@ release asan tsan clang aarch64:
 	@cmake --preset $@ -DWHET_WERROR=$(WERROR) $(EXTRA) > build/$@.log 2>&1 || { cat build/$@.log; exit 1; }
 	@cmake --build --preset $@ -j $(JOBS) -- --quiet
 
-# Without isolation, so that the paths of its tools stay and a second build compiles only what changed.
+# The package's own build, in the folder of the release and with the same cmake, so that it compiles no source again. Without
+# isolation, so that the paths of its tools stay.
+IN_RELEASE := -C build-dir=build/release -C cmake.version='>=3.21' -C 'build.targets=_core;whet_cli' \
+  $(foreach option,WERROR=$(WERROR) BUILD_TESTS=ON BUILD_EXAMPLES=ON,-C cmake.define.WHET_$(option))
+python wheel: export CMAKE_EXECUTABLE = $(shell command -v cmake)
+python wheel: export CMAKE_BUILD_PARALLEL_LEVEL = $(JOBS)
 python: setup $(VENV)/.done  ## Install the Python package into build/venv
 	@echo "== Installing the Python package into $(VENV)"
-	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(VENV)/bin/pip install --quiet --disable-pip-version-check \
-	  --no-build-isolation --no-deps --config-settings=cmake.define.WHET_WERROR=$(WERROR) .
+	@$(VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-build-isolation --no-deps $(IN_RELEASE) .
 
 .PHONY: wheel test-wheel
 wheel: python  ## Build the wheel and the sdist into build/wheels
 	@echo "== Building the wheel and the sdist into build/wheels"
-	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) tools/wheel.sh $(VENV)/bin/python
+	@tools/wheel.sh $(VENV)/bin/python $(IN_RELEASE)
 
 test-wheel: wheel  ## Run the wheel's tests in a bare Debian, and install from the sdist (needs root)
 	@tools/test-wheel.sh
