@@ -69,20 +69,20 @@ bench: bench-rows bench-attention bench-train bench-python  ## Compare with torc
 
 bench-rows: release
 	@tools/setup.sh bench
-	$(BENCH_VENV)/bin/python bench/rows.py --lib build/release/libwhet.so --json build/rows.json --markdown $(TABLES)/rows.md
+	$(BENCH_VENV)/bin/python -m bench.rows --lib build/release/libwhet.so --json build/rows.json --markdown $(TABLES)/rows.md
 
 bench-attention: release
 	@tools/setup.sh bench
-	$(BENCH_VENV)/bin/python bench/attention.py --lib build/release/libwhet.so --json build/attention.json --markdown $(TABLES)/attention.md
+	$(BENCH_VENV)/bin/python -m bench.attention --lib build/release/libwhet.so --json build/attention.json --markdown $(TABLES)/attention.md
 
 bench-train: release
 	@tools/setup.sh bench
-	$(BENCH_VENV)/bin/python bench/train_step.py --whet build/release/bin/whet > $(TABLES)/train.md
+	$(BENCH_VENV)/bin/python -m bench.training --whet build/release/bin/whet > $(TABLES)/train.md
 	@cat $(TABLES)/train.md
 
 bench-python: python
-	$(VENV)/bin/python bench/python_torch.py > $(TABLES)/python.md
-	$(VENV)/bin/python bench/python_jax.py >> $(TABLES)/python.md
+	$(VENV)/bin/python -m bench.python.torch_calls > $(TABLES)/python.md
+	$(VENV)/bin/python -m bench.python.jax_calls >> $(TABLES)/python.md
 	@cat $(TABLES)/python.md
 
 SOURCES = $(shell git ls-files '*.cc' '*.h' '*.c')

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from report import Section, document, results
-from timing import BenchmarkError, machine_facts, prepare_process, progress
-from whet_c import Whet, WhetError
+from bench.report import Section, document, results
+from bench.timing import BenchmarkError, machine_facts, prepare_process, progress
+from bench.whet_c import Whet, WhetError
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -52,9 +52,9 @@ def _run(options: argparse.Namespace, title: str, command: str, sections_of: Sec
     return 1 if options.strict and missed else 0
 
 
-def main(script: str, what: str, quick: str, sections_of: Sections) -> None:
+def main(module: str, what: str, quick: str, sections_of: Sections) -> None:
     """Runs a benchmark and exits. `sections_of` is called once torch and jax may be imported."""
     try:
-        sys.exit(_run(_arguments(what, quick), what.capitalize(), f"python {script}", sections_of))
+        sys.exit(_run(_arguments(what, quick), what.capitalize(), f"python -m {module}", sections_of))
     except (BenchmarkError, WhetError, OSError) as error:
-        sys.exit(f"{script}: {error}")
+        sys.exit(f"{module}: {error}")

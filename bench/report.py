@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 
-from timing import Timing
+from bench.timing import Timing
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,12 @@ class _StatesOptions(_Sized):
 
 
 class _SoftmaxOutputs(_Sized):
-    _fields_ = [("struct_size", c_size_t), ("stats", c_void_p), ("stats_size", c_size_t)]
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("stats", c_void_p),
+        ("stats_size", c_size_t),
+        ("saved", POINTER(_View)),
+    ]
 
 
 class _BackwardOptions(_Sized):
@@ -98,8 +103,7 @@ class _BackwardOptions(_Sized):
         ("struct_size", c_size_t),
         ("hold_beta", c_int32),
         ("reserved", c_int32),
-        ("stats", c_void_p),
-        ("stats_size", c_size_t),
+        ("saved", POINTER(_View)),
     ]
 
 
@@ -139,6 +143,7 @@ class _AttentionOutputs(_Sized):
         ("struct_size", c_size_t),
         ("stats", c_void_p),
         ("stats_size", c_size_t),
+        ("saved", POINTER(_View)),
         ("weight_rows", c_void_p),
         ("weight_rows_count", c_size_t),
         ("weights", POINTER(_View)),
@@ -187,11 +192,15 @@ def _stats(stats: np.ndarray | None) -> dict[str, Any]:
     return {"stats": _address(stats, np.float64, "stats"), "stats_size": 8 * len(STATS_FIELDS)}
 
 
+def _pointer(array: np.ndarray | None) -> Any:
+    return None if array is None else ctypes.pointer(_view(array))
+
+
 def _row_options(
     mask: np.ndarray | None = None, lengths: np.ndarray | None = None
 ) -> dict[str, Any]:
     return {
-        "mask": None if mask is None else ctypes.pointer(_view(mask)),
+        "mask": _pointer(mask),
         "lengths": _address(lengths, np.int64, "lengths"),
     }
 
@@ -208,17 +217,25 @@ def _attention_options(
     )
 
 
+def _softmax_outputs(
+    stats: np.ndarray | None = None, saved: np.ndarray | None = None
+) -> _SoftmaxOutputs:
+    return _SoftmaxOutputs(saved=_pointer(saved), **_stats(stats))
+
+
 def _attention_outputs(
-    stats: np.ndarray | None = None, tile_counts: np.ndarray | None = None
+    stats: np.ndarray | None = None,
+    saved: np.ndarray | None = None,
+    tile_counts: np.ndarray | None = None,
 ) -> _AttentionOutputs:
     counts = _address(tile_counts, np.int64, "tile_counts")
-    return _AttentionOutputs(tile_counts=counts, **_stats(stats))
+    return _AttentionOutputs(saved=_pointer(saved), tile_counts=counts, **_stats(stats))
 
 
 def _backward_options(
-    stats: np.ndarray | None = None, hold_beta: bool = False
+    saved: np.ndarray | None = None, hold_beta: bool = False
 ) -> _BackwardOptions:
-    return _BackwardOptions(hold_beta=hold_beta, **_stats(stats))
+    return _BackwardOptions(hold_beta=hold_beta, saved=_pointer(saved))
 
 
 def _gradients(arrays: dict[str, np.ndarray]) -> _AttentionGradients:
@@ -248,9 +265,9 @@ class Whet:
     """libwhet. Its kernels return a Call; it runs when it is called.
 
     Rows run along the last axis. Keyword options of softmax, sharpen and backward: rule (a name),
-    mask, lengths, stats, threads, and hold_beta of backward; of states: mask, lengths, threads; of
-    attention and attention_backward: rule, causal, skip_epsilon, stats, threads, tile_counts of
-    attention and hold_beta of attention_backward.
+    mask, lengths, saved (a new_saved() array), threads, stats of all but backward and hold_beta of
+    it; of states: mask, lengths, threads; of attention and attention_backward: rule, causal,
+    skip_epsilon, saved, threads, stats and tile_counts of attention, hold_beta of the other.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -282,6 +299,12 @@ class Whet:
     def set_threads(self, count: int) -> None:
         self._check(self._c.whet_set_threads(c_int(count)))
 
+    def new_saved(self, rows: int, rule: str) -> np.ndarray:
+        """Memory for what forward saves of so many rows for backward; float32."""
+        size = c_int64()
+        self._check(self._c.whet_saved_size(rule.encode(), None, byref(size)))
+        return np.empty((rows, size.value), np.float32)
+
     def softmax(self, x: np.ndarray, out: np.ndarray, **options: Any) -> Call:
         return self._forward(self._c.whet_softmax, (x, out), options)
 
@@ -291,7 +314,7 @@ class Whet:
     def backward(self, x: np.ndarray, dout: np.ndarray, din: np.ndarray, **options: Any) -> Call:
         rest = dict(options)
         execution = _Execution(**_taken(rest, "threads"))
-        backward = _backward_options(**_taken(rest, "stats", "hold_beta"))
+        backward = _backward_options(**_taken(rest, "saved", "hold_beta"))
         structs = (_softmax_options(**rest), backward, execution)
         return self._call(self._c.whet_softmax_backward, (x, dout, din), structs, options)
 
@@ -351,13 +374,13 @@ class Whet:
     def _forward(self, function: Callable[..., int], arrays: tuple, options: dict) -> Call:
         rest = dict(options)
         execution = _Execution(**_taken(rest, "threads"))
-        outputs = _SoftmaxOutputs(**_stats(rest.pop("stats", None)))
+        outputs = _softmax_outputs(**_taken(rest, "stats", "saved"))
         return self._call(function, arrays, (_softmax_options(**rest), outputs, execution), options)
 
     def _attention_structs(self, options: dict) -> tuple[ctypes.Structure, ...]:
         rest = dict(options)
         execution = _Execution(**_taken(rest, "threads"))
-        outputs = _attention_outputs(**_taken(rest, "stats", "tile_counts"))
+        outputs = _attention_outputs(**_taken(rest, "stats", "saved", "tile_counts"))
         return _attention_options(**rest), outputs, execution
 
     def _attention_backward_structs(
@@ -365,7 +388,7 @@ class Whet:
     ) -> tuple[ctypes.Structure, ...]:
         rest = dict(options)
         execution = _Execution(**_taken(rest, "threads"))
-        backward = _backward_options(**_taken(rest, "stats", "hold_beta"))
+        backward = _backward_options(**_taken(rest, "saved", "hold_beta"))
         return _gradients(gradients), _attention_options(**rest), backward, execution
 
     def _call(

@@ -403,6 +403,7 @@ class AttentionCall {
         dk(type, p.k.sizes, layouts.k),
         dv(type, p.v.sizes, layouts.v),
         stats(static_cast<std::size_t>(p.rows())),
+        saved_(type, p.rows(), largest_saved_size(p)),
         lengths_(p.lengths),
         query_starts_(p.query_starts),
         key_starts_(p.key_starts) {
@@ -429,15 +430,16 @@ class AttentionCall {
     options.query_starts = query_starts_;
     options.key_starts = key_starts_;
     outputs.stats = stats;
+    outputs.saved = saved_.view();
   }
   AttentionCall(const AttentionCall&) = delete;
 
   void forward() { attention(q.view(), k.view(), v.view(), out.view(), options, outputs, execution); }
 
-  // Every gradient there is. With outputs.stats left in place those of the last forward() are read.
+  // Every gradient there is. With outputs.saved left in place what the last forward() saved is read.
   void backward(BetaGradient mode = BetaGradient::through_rule) {
     attention_backward(q.view(), k.view(), v.view(), dout.view(), gradients(), options,
-                       {.beta_gradient = mode, .stats = outputs.stats}, execution);
+                       {.beta_gradient = mode, .saved = outputs.saved}, execution);
   }
   AttentionGradients gradients() { return {dq.view(), dk.view(), dv.view(), dbias.view(), dsinks.view()}; }
 
@@ -457,7 +459,16 @@ class AttentionCall {
   Execution execution;
 
  private:
+  static std::int64_t largest_saved_size(const oracle::Attention& p) {
+    std::int64_t size = 0;
+    for (const oracle::Rule& rule : p.rules) {
+      size = std::max(size, saved_size(SoftmaxOptions{.rule = library_rule(rule)}));
+    }
+    return size;
+  }
+
   std::vector<Rule> rules_;
+  SavedRows saved_;
   std::vector<std::int64_t> lengths_, query_starts_, key_starts_;
 };
 

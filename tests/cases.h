@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 #include <random>
 #include <span>
@@ -239,6 +240,23 @@ inline bf16 to_storage(float value, bf16) { return {Half<8, -126>::encode(value)
 inline f16 to_storage(float value, f16) { return {Half<11, -14>::encode(value)}; }
 inline float to_float(bf16 value) { return Half<8, -126>::decode(value.bits); }
 inline float to_float(f16 value) { return Half<11, -14>::decode(value.bits); }
+
+// Memory for what forward saves of rows of this type for backward; NaN until it does.
+class SavedRows {
+ public:
+  SavedRows(DType type, std::int64_t rows, std::int64_t size)
+      : memory_(static_cast<std::size_t>(rows * size), kNaN),
+        view_(memory_.data(), type == DType::f64 ? DType::f64 : DType::f32, {rows, size}) {
+    if (type != DType::f64) std::memset(memory_.data(), 0xff, memory_.size() * sizeof(double));
+  }
+  SavedRows(const SavedRows&) = delete;
+
+  View view() const { return view_; }
+
+ private:
+  std::vector<double> memory_;
+  View view_;
+};
 
 }  // namespace whet
 

@@ -42,7 +42,7 @@ inline Reproduction example(double deviation = NAN, double p = NAN) {
 
 inline Benchmark benchmark_example() {
   Benchmark results;
-  results.provenance = {"python bench/rows.py", "0.1.0", "a machine", "AVX2", 2};
+  results.provenance = {"python -m bench.rows", "0.1.0", "a machine", "AVX2", 2};
   results.facts.set("L2 cache", "512K");
   results.sections = {{.title = "Softmax",
                        .note = "one thread",

@@ -1,4 +1,4 @@
-// Attention over keys cut into shards: the places that hold them, the exchanges between them, and what the
+// Attention over keys cut into shards: the devices that hold them, the exchanges between them, and what the
 // merged states, betas and masses must be.
 #ifndef WHET_TESTS_SHARD_CASES_H_
 #define WHET_TESTS_SHARD_CASES_H_
@@ -26,9 +26,9 @@ namespace whet {
 
 using Cuts = std::vector<std::int64_t>;  // 0, ..., M: shard s holds keys [cuts[s], cuts[s + 1])
 
-// One place: its keys, and the options of the whole problem with what goes by key cut to it.
-struct Place {
-  Place(const oracle::Attention& p, DType type, std::int64_t from, std::int64_t to)
+// One device: its keys, and the options of the whole problem with what goes by key cut to it.
+struct Device {
+  Device(const oracle::Attention& p, DType type, std::int64_t from, std::int64_t to)
       : call(with_keys(p, from, to), type, arithmetic_type(type)),
         shard{from, p.M},
         states(static_cast<std::size_t>(p.rows())),
@@ -47,11 +47,11 @@ struct Place {
   Placed out;
 };
 
-class Places {
+class Devices {
  public:
-  Places(const oracle::Attention& p, DType type, const Cuts& cuts) : p_(p), type_(type) {
+  Devices(const oracle::Attention& p, DType type, const Cuts& cuts) : p_(p), type_(type) {
     for (std::size_t s = 0; s + 1 < cuts.size(); ++s) {
-      all_.push_back(std::make_unique<Place>(p, type, cuts[s], cuts[s + 1]));
+      all_.push_back(std::make_unique<Device>(p, type, cuts[s], cuts[s + 1]));
       order_.push_back(s);
     }
   }
@@ -61,10 +61,10 @@ class Places {
   std::vector<RowState> merged_states() {
     std::vector<RowState> merged(static_cast<std::size_t>(p_.rows()));
     for (std::size_t s : order_) {
-      Place& place = *all_[s];
-      shard_states(place.call.q.view(), place.call.k.view(), place.shard, place.states, place.call.options,
-                   place.call.execution);
-      for (std::size_t r = 0; r < merged.size(); ++r) merged[r] = merge(merged[r], place.states[r]);
+      Device& device = *all_[s];
+      shard_states(device.call.q.view(), device.call.k.view(), device.shard, device.states,
+                   device.call.options, device.call.execution);
+      for (std::size_t r = 0; r < merged.size(); ++r) merged[r] = merge(merged[r], device.states[r]);
     }
     return merged;
   }
@@ -72,10 +72,10 @@ class Places {
   std::vector<RowSums> added_sums(std::span<const RowScale> rows) {
     std::vector<RowSums> added(rows.size());
     for (std::size_t s : order_) {
-      Place& place = *all_[s];
-      shard_sums(place.call.q.view(), place.call.k.view(), place.shard, rows, place.sums, place.call.options,
-                 place.call.execution);
-      for (std::size_t r = 0; r < rows.size(); ++r) added[r] = add(added[r], place.sums[r]);
+      Device& device = *all_[s];
+      shard_sums(device.call.q.view(), device.call.k.view(), device.shard, rows, device.sums,
+                 device.call.options, device.call.execution);
+      for (std::size_t r = 0; r < rows.size(); ++r) added[r] = add(added[r], device.sums[r]);
     }
     return added;
   }
@@ -86,13 +86,13 @@ class Places {
     std::vector<ConstView> outs;
     std::vector<std::span<const double>> parts;
     for (std::size_t s : order_) {
-      Place& place = *all_[s];
-      shard_attention(place.call.q.view(), place.call.k.view(), place.call.v.view(), place.shard, rows,
-                      place.out.view(), place.mass, place.call.options, place.call.execution);
-      EXPECT_TRUE(place.out.gaps_are_intact());
-      outs.push_back(place.out.view());
-      parts.push_back(place.mass);
-      for (std::size_t r = 0; r < rows.size(); ++r) masses[r] += place.mass[r];
+      Device& device = *all_[s];
+      shard_attention(device.call.q.view(), device.call.k.view(), device.call.v.view(), device.shard, rows,
+                      device.out.view(), device.mass, device.call.options, device.call.execution);
+      EXPECT_TRUE(device.out.gaps_are_intact());
+      outs.push_back(device.out.view());
+      parts.push_back(device.mass);
+      for (std::size_t r = 0; r < rows.size(); ++r) masses[r] += device.mass[r];
     }
     Placed out(type_, p_.dout.sizes);
     merge_outputs(outs, parts, out.view());
@@ -103,12 +103,12 @@ class Places {
  private:
   const oracle::Attention& p_;
   DType type_;
-  std::vector<std::unique_ptr<Place>> all_;
+  std::vector<std::unique_ptr<Device>> all_;
   std::vector<std::size_t> order_;
 };
 
 // beta of every row: of its rule, or of a search in steps that all rows take together.
-inline std::vector<RowScale> scales_of(const oracle::Attention& p, Places& places,
+inline std::vector<RowScale> scales_of(const oracle::Attention& p, Devices& devices,
                                        std::span<const RowState> merged) {
   std::vector<RowScale> rows;
   std::vector<BetaSearch> searches;
@@ -133,7 +133,7 @@ inline std::vector<RowScale> scales_of(const oracle::Attention& p, Places& place
       break;
     }
     for (std::size_t n = 0; n < searches.size(); ++n) rows[row_of_search[n]].beta = searches[n].beta();
-    const std::vector<RowSums> sums = places.added_sums(rows);
+    const std::vector<RowSums> sums = devices.added_sums(rows);
     for (std::size_t n = 0; n < searches.size(); ++n) {
       if (!searches[n].done()) searches[n].absorb(sums[row_of_search[n]]);
     }
@@ -183,7 +183,7 @@ void expect_shard_beta(const oracle::AttentionRow<Real>& row, const oracle::Rule
   EXPECT_LE(beta, 0x1p60);
 }
 
-// What places together gave, beside the oracle at their betas.
+// What devices together gave, beside the oracle at their betas.
 template <typename Real>
 struct Gathered {
   oracle::Forward<Real> exact;
@@ -192,12 +192,12 @@ struct Gathered {
 
 // States, betas and masses of every row, as documented. What may differ in the output is the caller's to say.
 template <typename Arithmetic>
-Gathered<typename Contract<Arithmetic>::Real> gather(const oracle::Attention& p, Places& places) {
+Gathered<typename Contract<Arithmetic>::Real> gather(const oracle::Attention& p, Devices& devices) {
   using Real = typename Contract<Arithmetic>::Real;
-  const std::vector<RowState> merged = places.merged_states();
-  const std::vector<RowScale> rows = scales_of(p, places, merged);
+  const std::vector<RowState> merged = devices.merged_states();
+  const std::vector<RowScale> rows = scales_of(p, devices, merged);
   std::vector<double> masses, betas;
-  const std::vector<double> out = places.merged_outputs(rows, masses);
+  const std::vector<double> out = devices.merged_outputs(rows, masses);
   for (const RowScale& row : rows) betas.push_back(row.beta);
   const oracle::Forward<Real> exact = oracle::forward<Real>(p, betas);
   oracle::for_each_row(p, [&](std::int64_t b, std::int64_t h, std::int64_t i) {

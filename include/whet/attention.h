@@ -98,7 +98,9 @@ struct AttentionOptions {
 
 // Optional outputs of attention, each overwritten if given.
 struct AttentionOutputs {
-  std::span<RowStats> stats{};              // one per row
+  std::span<RowStats> stats{};  // one per row
+  View saved{};  // for attention_backward: saved_size(options) numbers per row, contiguous, in the type of
+                 // the arithmetic
   std::span<const RowIndex> weight_rows{};  // rows whose weights are written to
   View weights{};                           // (number of weight_rows, M), in q's element type
   std::int64_t top_k = 0;  // this many heaviest keys per row, heaviest first (ties: lowest key first), into
@@ -117,6 +119,9 @@ struct AttentionOutputs {
 // Error, naming the argument, for any that doesn't fit; nothing is written then.
 WHET_API void attention(ConstView q, ConstView k, ConstView v, View out, const AttentionOptions& options = {},
                         const AttentionOutputs& outputs = {}, const Execution& execution = {});
+
+// As for softmax; the largest of all heads.
+WHET_API std::int64_t saved_size(const AttentionOptions& options);
 
 // Bytes that execution.workspace needs for this call: linear in N + M. Sizes and options decide; the data of
 // views isn't read, and execution.workspace is ignored.
@@ -139,11 +144,11 @@ struct AttentionGradients {
 
 struct AttentionBackwardOptions {
   BetaGradient beta_gradient = BetaGradient::through_rule;
-  std::span<const RowStats> stats{};  // what attention wrote; empty: computed again
+  ConstView saved{};  // what attention wrote; empty: found again
 };
 
 // The gradients from dout = dL/dout (as out) and what attention was given: q, k, v and options. No tile is
-// skipped (but stats that attention wrote lack what it skipped). At a kink of the rule the derivative of the
+// skipped (but what attention saved lacks what it skipped). At a kink of the rule the derivative of the
 // constant side is taken; an unreachable target counts as constant. Gradients have the same bits for every
 // number of threads. Nothing written may overlap anything else.
 // Error, naming the argument, for any that doesn't fit; nothing is written then.

@@ -112,6 +112,10 @@ WHET_API whet_status whet_rule_needs_search(const char* rule, int32_t* needs_sea
 WHET_API whet_status whet_rule_betas(const char* rule, const whet_row_state* states, size_t count,
                                      double* betas);
 
+/* Numbers per row that forward saves for backward under this rule and normalizer (NULL: the defaults), in the
+ * type of the arithmetic: WHET_F64 for inputs of that type, else WHET_F32. */
+WHET_API whet_status whet_saved_size(const char* rule, const char* normalizer, int64_t* size);
+
 /* ---- Rows ---- */
 
 /* The problem: the same for whet_softmax, whet_sharpen and whet_softmax_backward. */
@@ -128,16 +132,16 @@ typedef struct whet_softmax_options {
 /* Optional outputs. */
 typedef struct whet_softmax_outputs {
   size_t struct_size;
-  whet_row_stats* stats; /* one per row */
-  size_t stats_size;     /* sizeof(whet_row_stats) */
+  whet_row_stats* stats;  /* one per row */
+  size_t stats_size;      /* sizeof(whet_row_stats) */
+  const whet_view* saved; /* for whet_softmax_backward: whet_saved_size() numbers per row, contiguous */
 } whet_softmax_outputs;
 
 typedef struct whet_softmax_backward_options {
   size_t struct_size;
   int32_t hold_beta; /* 1: beta counts as a constant; 0: the gradient goes through the rule */
   int32_t reserved;
-  const whet_row_stats* stats; /* what whet_softmax wrote; NULL: computed again */
-  size_t stats_size;           /* sizeof(whet_row_stats) */
+  const whet_view* saved; /* what whet_softmax wrote; NULL: found again */
 } whet_softmax_backward_options;
 
 typedef struct whet_states_options {
@@ -200,8 +204,9 @@ typedef struct whet_attention_options {
 /* Optional outputs. */
 typedef struct whet_attention_outputs {
   size_t struct_size;
-  whet_row_stats* stats;             /* one per row */
-  size_t stats_size;                 /* sizeof(whet_row_stats) */
+  whet_row_stats* stats;  /* one per row */
+  size_t stats_size;      /* sizeof(whet_row_stats) */
+  const whet_view* saved; /* for whet_attention_backward: the largest whet_saved_size() of a head, per row */
   const whet_row_index* weight_rows; /* weight_rows_count of them */
   size_t weight_rows_count;
   const whet_view* weights; /* (weight_rows_count, M) */
@@ -216,8 +221,7 @@ typedef struct whet_attention_backward_options {
   size_t struct_size;
   int32_t hold_beta; /* 1: beta counts as a constant; 0: the gradient goes through the rule */
   int32_t reserved;
-  const whet_row_stats* stats; /* what whet_attention wrote; NULL: computed again */
-  size_t stats_size;           /* sizeof(whet_row_stats) */
+  const whet_view* saved; /* what whet_attention wrote; NULL: found again */
 } whet_attention_backward_options;
 
 /* Outputs of whet_attention_backward; NULL: not computed. */

@@ -47,7 +47,13 @@ struct SoftmaxOptions {
 // Optional outputs of softmax and sharpen, overwritten if given.
 struct SoftmaxOutputs {
   std::span<RowStats> stats{};  // one per row
+  // What softmax_backward would have to find again: saved_size(options) numbers per row, contiguous, in the
+  // type of the arithmetic. Not of sharpen.
+  View saved{};
 };
+
+// 3 for rules that don't look at the entropy, 4 for target rules, 6 for polynomials.
+WHET_API std::int64_t saved_size(const SoftmaxOptions& options);
 
 // out = softmax(beta in) along the axis, beta chosen per row by the rule. Overwrites `out`, which has the
 // sizes and the element type of `in` and may be `in`. execution.workspace isn't used.
@@ -68,7 +74,7 @@ enum class BetaGradient {
 
 struct SoftmaxBackwardOptions {
   BetaGradient beta_gradient = BetaGradient::through_rule;
-  std::span<const RowStats> stats{};  // what softmax wrote; empty: computed again
+  ConstView saved{};  // what softmax wrote; empty: found again
 };
 
 // din = dL/din from dout = dL/dout and what softmax was given: `in` and options. Overwrites `din`, which may

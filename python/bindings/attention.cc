@@ -88,6 +88,7 @@ constexpr Option<A> kOptions[] = {
 
 constexpr Option<A> kOutputs[] = {
     {"stats", [](A& a, H v, N n) { a.outputs.stats = span_of<whet::RowStats, double>(v, n); }},
+    {"saved", [](A& a, H v, N n) { a.outputs.saved = written_view_of(v, n); }},
     {"weight_rows",
      [](A& a, H v, N n) { a.outputs.weight_rows = span_of<const whet::RowIndex, std::int64_t>(v, n); }},
     {"weights", [](A& a, H v, N n) { a.outputs.weights = written_view_of(v, n); }},
@@ -105,7 +106,7 @@ constexpr Option<A> kBackward[] = {
     {"dbias", [](A& a, H v, N n) { a.gradients.dbias = written_view_of(v, n); }},
     {"dsinks", [](A& a, H v, N n) { a.gradients.dsinks = written_view_of(v, n); }},
     {"hold_beta", set_hold_beta},
-    {"stats", [](A& a, H v, N n) { a.backward.stats = span_of<const whet::RowStats, double>(v, n); }},
+    {"saved", [](A& a, H v, N n) { a.backward.saved = view_of(v, n); }},
 };
 
 void attention(nb::handle q, nb::handle k, nb::handle v, nb::handle out, const nb::kwargs& given) {
@@ -126,6 +127,14 @@ void attention_backward(nb::handle q, nb::handle k, nb::handle v, nb::handle dou
   whet::attention_backward(queries, keys, values, from, a.gradients, a.options, a.backward, a.execution);
 }
 
+// Numbers per row of `saved`, for rows and attention alike.
+std::int64_t saved_size(nb::handle rule, nb::handle normalizer) {
+  Arguments a;
+  set_rule(a, rule, "rule");
+  if (!normalizer.is_none()) a.options.normalizer = normalizer_of(normalizer, "normalizer");
+  return whet::saved_size(a.options);
+}
+
 }  // namespace
 
 void add_attention(nb::module_& module) {
@@ -134,6 +143,7 @@ void add_attention(nb::module_& module) {
   module.def("attention", &attention, arg("q"), arg("k"), arg("v"), arg("out"), nb::arg("options"));
   module.def("attention_backward", &attention_backward, arg("q"), arg("k"), arg("v"), arg("dout"),
              nb::arg("options"));
+  module.def("saved_size", &saved_size, arg("rule"), arg("normalizer"));
   module.attr("MAX_HEAD_SIZE") = whet::kMaxHeadSize;
 }
 

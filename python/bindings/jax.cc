@@ -174,14 +174,11 @@ std::vector<Axis> merged(std::span<const Axis> axes) {
 
 // ---- Statistics
 
-// Results "saved", 20 times 32 bits per row, are for the backward pass: the bits of the float64 numbers, a
-// type that JAX has only with jax_enable_x64. Results "stats" are for users: float64, or rounded to float32.
-class StatsResults {
+// The result "stats": float64, a type that JAX has only with jax_enable_x64, or rounded to float32.
+class StatsResult {
  public:
-  StatsResults(const Call& call, std::size_t rows) : stats_(call.find("stats")), saved_(call.find("saved")) {
-    if (saved_) {
-      buffer_ = {reinterpret_cast<whet::RowStats*>(saved_->data), rows};
-    } else if (stats_ && stats_->type == ffi::DataType::F64) {
+  StatsResult(const Call& call, std::size_t rows) : stats_(call.find("stats")) {
+    if (stats_ && stats_->type == ffi::DataType::F64) {
       buffer_ = {reinterpret_cast<whet::RowStats*>(stats_->data), rows};
     } else if (stats_) {
       own_.resize(rows);
@@ -189,7 +186,7 @@ class StatsResults {
     }
   }
 
-  // The buffer for the next so many rows; empty if neither result is there.
+  // The buffer for the next so many rows; empty if the call doesn't have the result.
   std::span<whet::RowStats> next(std::size_t rows) {
     const auto part = buffer_.empty() ? buffer_ : buffer_.subspan(used_, rows);
     used_ += rows;
@@ -197,27 +194,20 @@ class StatsResults {
   }
 
   void finish() const {
-    if (!stats_ || buffer_.empty()) return;
-    const double* from = &buffer_[0].count;
-    if (stats_->type == ffi::DataType::F32) {
-      std::transform(from, from + buffer_.size() * kFields, reinterpret_cast<float*>(stats_->data),
-                     [](double value) { return float(value); });
-    } else if (saved_) {
-      std::copy(from, from + buffer_.size() * kFields, reinterpret_cast<double*>(stats_->data));
-    }
+    if (own_.empty()) return;
+    const double* from = &own_[0].count;
+    std::transform(from, from + own_.size() * kFields, reinterpret_cast<float*>(stats_->data),
+                   [](double value) { return float(value); });
   }
 
  private:
   static constexpr std::size_t kFields = sizeof(whet::RowStats) / sizeof(double);
 
   const Array* stats_;
-  const Array* saved_;
   std::vector<whet::RowStats> own_;
   std::span<whet::RowStats> buffer_;
   std::size_t used_ = 0;
 };
-
-constexpr int64_t kSavedWords = sizeof(whet::RowStats) / sizeof(std::uint32_t);
 
 // ---- Rows
 
@@ -271,27 +261,30 @@ whet::SoftmaxOptions softmax_options(const Call& call, const Rows& rows) {
           .mask = rows.view("where")};
 }
 
+// What is saved of so many rows. Without data if the call doesn't have it, or has it of fewer rows: under
+// vmap there may be many gradients of one softmax, for which it is found again.
+whet::View saved_view(const Call& call, int64_t rows) {
+  const Array* saved = call.find("saved");
+  if (!saved) return {};
+  const int64_t size = saved->size_from_end(1);
+  int64_t elements = 1;
+  for (const int64_t along : saved->sizes) elements *= along;
+  if (elements != rows * size) return {};
+  return {saved->data, dtype_of(*saved), {rows, size}};
+}
+
 void softmax(const Call& call) {
   const Rows rows(call);
-  StatsResults stats(call, std::size_t(rows.rows()));
+  StatsResult stats(call, std::size_t(rows.rows()));
   whet::softmax(rows.view("x"), rows.view("out"), softmax_options(call, rows),
-                {.stats = stats.next(std::size_t(rows.rows()))});
+                {.stats = stats.next(std::size_t(rows.rows())), .saved = saved_view(call, rows.rows())});
   stats.finish();
 }
 
 void softmax_backward(const Call& call) {
   const Rows rows(call);
-  // Under vmap there may be more rows than were saved: many gradients of one softmax. Their stats are found
-  // again.
-  const Array* saved = call.find("saved");
-  std::span<const whet::RowStats> stats;
-  int64_t words = saved ? 1 : 0;
-  for (std::size_t i = 0; saved && i < saved->sizes.size(); ++i) words *= saved->sizes[i];
-  if (saved && words == rows.rows() * kSavedWords) {
-    stats = {reinterpret_cast<const whet::RowStats*>(saved->data), std::size_t(rows.rows())};
-  }
   whet::softmax_backward(rows.view("x"), rows.view("dout"), rows.view("dx"), softmax_options(call, rows),
-                         {.beta_gradient = call.beta_gradient(), .stats = stats});
+                         {.beta_gradient = call.beta_gradient(), .saved = saved_view(call, rows.rows())});
 }
 
 // ---- Attention
@@ -396,17 +389,20 @@ class Batch {
     return reinterpret_cast<T*>(here(call_.index(name)));
   }
 
-  std::span<const whet::RowStats> saved(std::size_t rows) const {
+  // What is saved of the rows of the current entries; without data if the call doesn't have it.
+  whet::View saved(std::size_t rows) const {
     const std::ptrdiff_t a = call_.index("saved");
-    return {reinterpret_cast<const whet::RowStats*>(here(a)), rows};
+    if (a < 0) return {};
+    const Array& array = call_.arrays()[std::size_t(a)];
+    return {here(a), dtype_of(array), {int64_t(rows), array.size_from_end(1)}};
   }
 
  private:
   int64_t step(std::ptrdiff_t a) const { return entries_.steps[std::size_t(a)]; }
   std::byte* here(std::ptrdiff_t a) const { return call_.arrays()[std::size_t(a)].at(at_[std::size_t(a)]); }
 
-  // All entries of whet's batch share what has one axis (sinks), no two share the stats of a row, and packed
-  // sequences are a batch of one.
+  // All entries of whet's batch share what has one axis (sinks), no two share what is saved of a row, and
+  // packed sequences are a batch of one.
   bool whet_takes(const Axis& axis) const {
     for (std::size_t a = 0; a < at_.size(); ++a) {
       const Array& array = call_.arrays()[a];
@@ -530,10 +526,10 @@ void attention(const Call& call) {
   Batch batch(call);
   const Array& query = *call.find("query");
   const int64_t rows = batch.all_entries() * query.size_from_end(3) * query.size_from_end(2);
-  StatsResults stats(call, std::size_t(rows));
+  StatsResult stats(call, std::size_t(rows));
   OptionalResults optional(call);
   for_each_part(call, batch, [&](auto q, auto k, auto v, auto& options, std::size_t part) {
-    whet::AttentionOutputs outputs{.stats = stats.next(part)};
+    whet::AttentionOutputs outputs{.stats = stats.next(part), .saved = batch.saved(part)};
     optional.add_to(outputs, batch, part, k.sizes[2]);
     whet::attention(q, k, v, batch.heads_last("out"), options, outputs);
     optional.finish(batch);
@@ -550,7 +546,7 @@ void attention_backward(const Call& call) {
                               .dv = batch.heads_last("dvalue"),
                               .dbias = batch.heads_first("dbias", "dbias"),
                               .dsinks = batch.heads("dsinks")},
-                             options, {.beta_gradient = call.beta_gradient(), .stats = batch.saved(part)});
+                             options, {.beta_gradient = call.beta_gradient(), .saved = batch.saved(part)});
   });
 }
 

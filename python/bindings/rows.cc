@@ -24,8 +24,8 @@ struct RowOptions {
   int axis = -1;
   whet::ConstView mask{};
   std::span<const std::int64_t> lengths{};
-  nb::handle stats = nb::none();  // written by some, read by others
-  bool hold_beta = false;
+  whet::SoftmaxOutputs outputs{};
+  whet::SoftmaxBackwardOptions backward{};
   whet::Execution execution{};
 
   whet::SoftmaxOptions softmax() const {
@@ -42,19 +42,27 @@ constexpr Option<O> kAxis = {"axis",
 constexpr Option<O> kMask = {"mask", [](O& o, nb::handle v, const char* n) { o.mask = view_of(v, n); }};
 constexpr Option<O> kLengths = {
     "lengths", [](O& o, nb::handle v, const char* n) { o.lengths = span_of<const std::int64_t>(v, n); }};
-constexpr Option<O> kStats = {"stats", [](O& o, nb::handle v, const char*) { o.stats = v; }};
-constexpr Option<O> kHoldBeta = {"hold_beta",
-                                 [](O& o, nb::handle v, const char* n) { o.hold_beta = flag_of(v, n); }};
+constexpr Option<O> kStats = {"stats", [](O& o, nb::handle v, const char* n) {
+                                o.outputs.stats = span_of<whet::RowStats, double>(v, n);
+                              }};
+constexpr Option<O> kSaved = {
+    "saved", [](O& o, nb::handle v, const char* n) { o.outputs.saved = written_view_of(v, n); }};
+constexpr Option<O> kReadSaved = {
+    "saved", [](O& o, nb::handle v, const char* n) { o.backward.saved = view_of(v, n); }};
+constexpr Option<O> kHoldBeta = {
+    "hold_beta", [](O& o, nb::handle v, const char* n) {
+      o.backward.beta_gradient = flag_of(v, n) ? whet::BetaGradient::held : whet::BetaGradient::through_rule;
+    }};
 constexpr Option<O> kThreads = {
     "threads", [](O& o, nb::handle v, const char* n) { o.execution.threads = small_integer_of(v, n); }};
 constexpr Option<O> kOpenMpThreads = {"openmp_threads", [](O& o, nb::handle v, const char* n) {
                                         o.execution.executor = openmp_executor(small_integer_of(v, n));
                                       }};
 
-constexpr Option<O> kForward[] = {kRule,    kNormalizer, kAxis,    kMask,
-                                  kLengths, kStats,      kThreads, kOpenMpThreads};
-constexpr Option<O> kBackward[] = {kRule,  kNormalizer, kAxis,          kMask,    kLengths,
-                                   kStats, kThreads,    kOpenMpThreads, kHoldBeta};
+constexpr Option<O> kForward[] = {kRule,  kNormalizer, kAxis,    kMask,         kLengths,
+                                  kStats, kSaved,      kThreads, kOpenMpThreads};
+constexpr Option<O> kBackward[] = {kRule,      kNormalizer, kAxis,          kMask,    kLengths,
+                                   kReadSaved, kThreads,    kOpenMpThreads, kHoldBeta};
 constexpr Option<O> kStates[] = {kAxis, kMask, kLengths, kThreads};
 
 RowOptions options_of(const nb::kwargs& given, std::span<const Option<O>> known) {
@@ -71,9 +79,8 @@ void forward(nb::handle in, nb::handle out, const nb::kwargs& given) {
   const whet::ConstView from = view_of(in, "in");
   const whet::View to = written_view_of(out, "out");
   const RowOptions o = options_of(given, kForward);
-  const whet::SoftmaxOutputs outputs{.stats = span_of<whet::RowStats, double>(o.stats, "stats")};
   const nb::gil_scoped_release released;
-  function(from, to, o.softmax(), outputs, o.execution);
+  function(from, to, o.softmax(), o.outputs, o.execution);
 }
 
 void softmax_backward(nb::handle in, nb::handle dout, nb::handle din, const nb::kwargs& given) {
@@ -81,11 +88,8 @@ void softmax_backward(nb::handle in, nb::handle dout, nb::handle din, const nb::
   const whet::ConstView dfrom = view_of(dout, "dout");
   const whet::View to = written_view_of(din, "din");
   const RowOptions o = options_of(given, kBackward);
-  const whet::SoftmaxBackwardOptions backward{
-      .beta_gradient = o.hold_beta ? whet::BetaGradient::held : whet::BetaGradient::through_rule,
-      .stats = span_of<const whet::RowStats, double>(o.stats, "stats")};
   const nb::gil_scoped_release released;
-  whet::softmax_backward(from, dfrom, to, o.softmax(), backward, o.execution);
+  whet::softmax_backward(from, dfrom, to, o.softmax(), o.backward, o.execution);
 }
 
 void states(nb::handle in, nb::handle out, const nb::kwargs& given) {

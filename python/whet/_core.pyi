@@ -7,7 +7,17 @@ elements, None is contiguous. An option of None counts as not given. Rules go by
 openmp_threads runs a call on the workers that find_openmp() found (on whet's own if none), as many as it is worth up to
 this number.
 
-Records are contiguous arrays of numbers: stats 10 float64 per row, states 6 int64 (the bits of a whet.STATE).
+Records are contiguous arrays of numbers: stats 10 float64 per row, states 6 int64 (the bits of a whet.STATE). What
+forward writes to `saved` and backward reads from it is contiguous too: of each row the first saved_size() of
+
+    top         where y = x - top is measured from: the largest visible logit
+    beta
+    scale       1 / sum of exp(beta y), so that a weight is scale exp(beta y); 0 in a row without visible keys
+    mean        of y under the weights
+    slope       dbeta/dH over the sum of exp(y)
+    plain_mean  of y under softmax(x)
+
+in the type of the arithmetic: float64 for float64, float32 for all else.
 """
 
 from collections.abc import Sequence
@@ -22,13 +32,13 @@ _jax_api_minor: int  # of XLA's FFI; only if built with jaxlib
 
 def softmax(in_: Array, out: Array, /, *, rule: str | None = None, normalizer: str | None = None, axis: int = -1,
             mask: Array | None = None, lengths: Array | None = None, stats: Array | None = None,
-            threads: int = 0, openmp_threads: int | None = None) -> None: ...
+            saved: Array | None = None, threads: int = 0, openmp_threads: int | None = None) -> None: ...
 def sharpen(in_: Array, out: Array, /, *, rule: str | None = None, normalizer: str | None = None, axis: int = -1,
             mask: Array | None = None, lengths: Array | None = None, stats: Array | None = None,
             threads: int = 0, openmp_threads: int | None = None) -> None: ...
 def softmax_backward(in_: Array, dout: Array, din: Array, /, *, rule: str | None = None,
                      normalizer: str | None = None, axis: int = -1, mask: Array | None = None,
-                     lengths: Array | None = None, stats: Array | None = None, hold_beta: bool = False,
+                     lengths: Array | None = None, saved: Array | None = None, hold_beta: bool = False,
                      threads: int = 0, openmp_threads: int | None = None) -> None: ...
 def states(in_: Array, out: Array, /, *, axis: int = -1, mask: Array | None = None, lengths: Array | None = None,
            threads: int = 0) -> None: ...
@@ -38,10 +48,10 @@ def attention(q: Array, k: Array, v: Array, out: Array, *, rule: str | Sequence[
               softcap: float = 0, bias: Array | None = None, mask: Array | None = None, sinks: Array | None = None,
               causal: bool = False, align: str = "start", window_left: int = -1, window_right: int = -1,
               lengths: Array | None = None, query_starts: Array | None = None, key_starts: Array | None = None,
-              stats: Array | None = None, weight_rows: Array | None = None, weights: Array | None = None,
-              top_k: int = 0, top_keys: Array | None = None, top_weights: Array | None = None,
-              column_sums: Array | None = None, tile_counts: Array | None = None, dropout: float = 0,
-              dropout_seed: int = 0, skip_epsilon: float | None = None, threads: int = 0,
+              stats: Array | None = None, saved: Array | None = None, weight_rows: Array | None = None,
+              weights: Array | None = None, top_k: int = 0, top_keys: Array | None = None,
+              top_weights: Array | None = None, column_sums: Array | None = None, tile_counts: Array | None = None,
+              dropout: float = 0, dropout_seed: int = 0, skip_epsilon: float | None = None, threads: int = 0,
               openmp_threads: int | None = None) -> None: ...
 def attention_backward(q: Array, k: Array, v: Array, dout: Array, *, dq: Array | None = None,
                        dk: Array | None = None, dv: Array | None = None, dbias: Array | None = None,
@@ -51,8 +61,9 @@ def attention_backward(q: Array, k: Array, v: Array, dout: Array, *, dq: Array |
                        bias: Array | None = None, mask: Array | None = None, sinks: Array | None = None,
                        causal: bool = False, align: str = "start", window_left: int = -1, window_right: int = -1,
                        lengths: Array | None = None, query_starts: Array | None = None,
-                       key_starts: Array | None = None, stats: Array | None = None, dropout: float = 0,
+                       key_starts: Array | None = None, saved: Array | None = None, dropout: float = 0,
                        dropout_seed: int = 0, threads: int = 0, openmp_threads: int | None = None) -> None: ...
+def saved_size(rule: str | Sequence[str] | None, normalizer: str | None) -> int: ...
 def rule_parts(name: str | None) -> tuple[str, str, tuple[Any, ...]]: ...
 def normalizer_name(name: str) -> str: ...
 def betas(states: Array, out: Array, rule: str | None) -> None: ...

@@ -8,10 +8,10 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 import numpy as np
 
 from whet import _core
-from whet._arguments import (Window, booleans, call, check_unmasked, count, flag, floats, integers, window_sides,
-                             with_axes)
+from whet._arguments import (Window, array, booleans, call, check_unmasked, count, flag, floats, integers,
+                             window_sides, with_axes)
 from whet.rules import RuleLike, rule_names
-from whet.stats import Stats, buffer_of, stats_buffer, stats_of
+from whet.stats import Stats, saved_buffer, stats_buffer, stats_of
 
 
 class TileCounts(NamedTuple):
@@ -80,16 +80,16 @@ def attention(query: Any, key: Any, value: Any, *, bias: Any = None, sinks: Any 
 @overload
 def attention(query: Any, key: Any, value: Any, *, bias: Any = None, sinks: Any = None,
               skip_epsilon: float | None = None, out: np.ndarray | None = None, return_stats: bool = False,
-              weight_rows: Any = None, top_k: int = 0, column_sums: bool = False, tile_counts: bool = False,
-              **options: Unpack[AttentionOptions]) -> Any: ...
+              return_saved: bool = False, weight_rows: Any = None, top_k: int = 0, column_sums: bool = False,
+              tile_counts: bool = False, **options: Unpack[AttentionOptions]) -> Any: ...
 def attention(query: Any, key: Any, value: Any, *, rule: RuleLike | Sequence[RuleLike] = None,
               normalizer: str = "softmax", scale: float | None = None, is_causal: bool = False, align: str = "start",
               window: Window = None, mask: Any = None, bias: Any = None, lengths: Any = None,
               query_starts: Any = None, key_starts: Any = None, softcap: float | None = 0.0, sinks: Any = None,
               query_scale: Any = None, dropout_p: float = 0.0, dropout_seed: int = 0,
               skip_epsilon: float | None = None, threads: int = 0, out: np.ndarray | None = None,
-              return_stats: bool = False, weight_rows: Any = None, top_k: int = 0, column_sums: bool = False,
-              tile_counts: bool = False) -> Any:
+              return_stats: bool = False, return_saved: bool = False, weight_rows: Any = None, top_k: int = 0,
+              column_sums: bool = False, tile_counts: bool = False) -> Any:
     """softmax(beta x) value with x = scale query key^T, row by row, beta chosen by a rule.
 
     B batch, H query heads, K key heads (H a multiple of K: query head h reads key head h // (H // K)), N queries,
@@ -118,15 +118,16 @@ def attention(query: Any, key: Any, value: Any, *, rule: RuleLike | Sequence[Rul
         threads: 0 is whet.get_num_threads(). Bits don't depend on it.
         out: where to write, (B, H, N, E). Default: a new array.
         return_stats: also return the Stats of all rows, (B, H, N).
+        return_saved: also return what attention_backward would otherwise find again: 3 to 6 numbers per row.
         weight_rows: (R, 3) integers, batch, head, query of rows: also return their weights.
         top_k: also return this many heaviest keys of each row, heaviest first.
         column_sums: also return the weight that each key receives, summed over queries.
         tile_counts: also return how many tiles were computed and skipped.
 
     Returns:
-        The output; ``(output, stats)`` with return_stats. With any of weight_rows, top_k, column_sums and tile_counts,
-        Extras come last: weights (R, M), top_keys and top_weights (B, H, N, top_k; key -1 where a row
-        has fewer), column_sums (B, H, M), tile_counts.
+        The output; ``(output, stats)`` with return_stats, and with return_saved the saved numbers after them. With any
+        of weight_rows, top_k, column_sums and tile_counts, Extras come last: weights (R, M), top_keys and top_weights
+        (B, H, N, top_k; key -1 where a row has fewer), column_sums (B, H, M), tile_counts.
 
     Raises:
         TypeError, ValueError: naming the argument; nothing was written.
@@ -151,23 +152,28 @@ def attention(query: Any, key: Any, value: Any, *, rule: RuleLike | Sequence[Rul
                        window=window, mask=mask, bias=bias, lengths=lengths, query_starts=query_starts,
                        key_starts=key_starts, softcap=softcap, sinks=sinks, query_scale=query_scale,
                        dropout_p=dropout_p, dropout_seed=dropout_seed, threads=threads)
-    call(_core.attention, _NAMES, *_four_axes(query=query, key=key, value=value, out=out), stats=stats,
+    saved = None
+    if flag(return_saved, "return_saved"):
+        saved = saved_buffer(rows, query, options.get("rule"), normalizer)
+    call(_core.attention, _NAMES, *_four_axes(query=query, key=key, value=value, out=out), stats=stats, saved=saved,
          skip_epsilon=skip_epsilon, **options, **outputs)
 
     results = (out,) if stats is None else (out, stats_of(stats))
+    if saved is not None:
+        results += (saved,)
     if outputs:
         results += (_extras(outputs),)
     return results if len(results) > 1 else out
 
 
-def attention_backward(query: Any, key: Any, value: Any, dout: Any, *, stats: Stats | None = None,
+def attention_backward(query: Any, key: Any, value: Any, dout: Any, *, saved: np.ndarray | None = None,
                        hold_beta: bool = False, bias: Any = None, sinks: Any = None,
                        **options: Unpack[AttentionOptions]) -> AttentionGradients:
     """The gradients of attention from what it was given and dout = dL/dout, (B, H, N, E).
 
     Args:
         query, key, value, bias, sinks, options: what attention was given, without skip_epsilon and optional outputs.
-        stats: what attention returned, if it did; otherwise they are computed again.
+        saved: what attention returned with return_saved; otherwise it is found again.
         hold_beta: True counts beta as a constant. By default the gradient goes through the rule, as in the published
             code.
 
@@ -180,11 +186,11 @@ def attention_backward(query: Any, key: Any, value: Any, dout: Any, *, stats: St
     query, key, value = floats(query, "query"), floats(key, "key"), floats(value, "value")
     dout = floats(dout, "dout")
     given = _options(query, bias=bias, sinks=sinks, **options)
-    dq, dk, dv = (np.empty_like(array, subok=False) for array in (query, key, value))
+    dq, dk, dv = (np.empty_like(one, subok=False) for one in (query, key, value))
     gradients = AttentionGradients(dq, dk, dv, _like_if_given(given.get("bias")), _like_if_given(given.get("sinks")))
     dq, dk, dv = _four_axes(dquery=gradients.dquery, dkey=gradients.dkey, dvalue=gradients.dvalue)
     call(_core.attention_backward, _NAMES, *_four_axes(query=query, key=key, value=value, dout=dout), dq=dq, dk=dk,
-         dv=dv, dbias=gradients.dbias, dsinks=gradients.dsinks, stats=buffer_of(stats, query.shape[:-1]),
+         dv=dv, dbias=gradients.dbias, dsinks=gradients.dsinks, saved=None if saved is None else array(saved, "saved"),
          hold_beta=hold_beta, **given)
     return gradients if gradients.dbias is None else gradients._replace(dbias=gradients.dbias.reshape(np.shape(bias)))
 

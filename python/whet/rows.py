@@ -9,7 +9,7 @@ import numpy as np
 from whet import _core
 from whet._arguments import array, booleans, call, check_unmasked, flag, floats, integer, integers
 from whet.rules import RuleLike, rule_name
-from whet.stats import Stats, buffer_of, stats_buffer, stats_of
+from whet.stats import Stats, saved_buffer, stats_buffer, stats_of
 
 # A row's state, everything of it that is needed to merge it with the rest of the row. With y = x - max:
 # z = sum e^y, t = sum e^y y, u = sum e^y y^2.
@@ -33,9 +33,13 @@ def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *,
 def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, normalizer: str = "softmax",
             lengths: Any = None, out: np.ndarray | None = None, return_stats: bool,
             threads: int = 0) -> np.ndarray | tuple[np.ndarray, Stats]: ...
+@overload
+def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, normalizer: str = "softmax",
+            lengths: Any = None, out: np.ndarray | None = None, return_stats: bool = False, return_saved: bool,
+            threads: int = 0) -> Any: ...
 def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *, normalizer: str = "softmax",
             lengths: Any = None, out: np.ndarray | None = None, return_stats: bool = False,
-            threads: int = 0) -> Any:
+            return_saved: bool = False, threads: int = 0) -> Any:
     """softmax(beta x) along an axis, with the beta of each row chosen by a rule.
 
     Args:
@@ -48,11 +52,13 @@ def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *,
         lengths: integers, one per row (rows in row-major order): only the first keys of the row are visible.
         out: where to write, of x's shape and dtype; may be x itself. Default: a new array.
         return_stats: also return the Stats of all rows, in the shape of x without the axis.
+        return_saved: also return what softmax_backward would otherwise find again: 3 to 6 numbers per row.
         threads: 0 is whet.get_num_threads(). Bits don't depend on it.
 
     Returns:
-        The weights, in x's shape and dtype; ``(weights, stats)`` with return_stats. Hidden keys have weight 0, and so
-        has every key of a row that sees nothing. A visible NaN or +inf makes its own row NaN and no other.
+        The weights, in x's shape and dtype; ``(weights, stats)`` with return_stats, and with return_saved the saved
+        numbers last. Hidden keys have weight 0, and so has every key of a row that sees nothing. A visible NaN or +inf
+        makes its own row NaN and no other.
 
     Raises:
         TypeError, ValueError: naming the argument; nothing was written.
@@ -65,7 +71,8 @@ def softmax(x: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *,
     0.60 became 0.98 at beta 1.69
     """
     x = floats(x, "x")
-    return _forward(_core.softmax, _OF_X, x, axis, rule, where, normalizer, lengths, out, return_stats, threads)
+    return _forward(_core.softmax, _OF_X, x, axis, rule, where, normalizer, lengths, out, return_stats, threads,
+                    return_saved)
 
 
 @overload
@@ -97,14 +104,14 @@ def sharpen(p: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *,
 
 
 def softmax_backward(x: Any, dout: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *,
-                     normalizer: str = "softmax", lengths: Any = None, stats: Stats | None = None,
+                     normalizer: str = "softmax", lengths: Any = None, saved: np.ndarray | None = None,
                      hold_beta: bool = False, out: np.ndarray | None = None, threads: int = 0) -> np.ndarray:
     """The gradient of softmax: dL/dx from x and dout = dL/dout.
 
     Args:
         x, axis, rule, where, normalizer, lengths: what softmax was given.
         dout: of x's shape and dtype.
-        stats: what softmax returned, if it did; otherwise they are computed again.
+        saved: what softmax returned with return_saved; otherwise it is found again.
         hold_beta: True counts beta as a constant. By default the gradient goes through the rule, as in the published
             code.
         out: where to write; may be `x` or `dout`.
@@ -118,7 +125,7 @@ def softmax_backward(x: Any, dout: Any, axis: int = -1, rule: RuleLike = None, w
     out = _output(x, out)
     call(_core.softmax_backward, _OF_BACKWARD, x, dout, out, axis=axis, rule=rule_name(rule),
          normalizer=normalizer, mask=booleans(where, x.ndim, "where"), lengths=integers(lengths, "lengths"),
-         stats=buffer_of(stats, _rows_of(x, axis)), hold_beta=hold_beta, threads=threads)
+         saved=None if saved is None else array(saved, "saved"), hold_beta=hold_beta, threads=threads)
     return out
 
 
@@ -165,14 +172,19 @@ def merge(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def _forward(function: Any, names: dict[str, str], x: np.ndarray, axis: int, rule: RuleLike, where: Any,
-             normalizer: str, lengths: Any, out: np.ndarray | None, return_stats: bool, threads: int) -> Any:
+             normalizer: str, lengths: Any, out: np.ndarray | None, return_stats: bool, threads: int,
+             return_saved: bool = False) -> Any:
     out = _output(x, out)
-    axis = integer(axis, "axis")
-    stats = stats_buffer(_rows_of(x, axis)) if flag(return_stats, "return_stats") else None
-    call(function, names, x, out, axis=axis, rule=rule_name(rule), normalizer=normalizer,
-         mask=booleans(where, x.ndim, "where"), lengths=integers(lengths, "lengths"), stats=stats,
-         threads=threads)
-    return out if stats is None else (out, stats_of(stats))
+    axis, name = integer(axis, "axis"), rule_name(rule)
+    rows = _rows_of(x, axis)
+    stats = stats_buffer(rows) if flag(return_stats, "return_stats") else None
+    saved = saved_buffer(rows, x, name, normalizer) if flag(return_saved, "return_saved") else None
+    call(function, names, x, out, axis=axis, rule=name, normalizer=normalizer, mask=booleans(where, x.ndim, "where"),
+         lengths=integers(lengths, "lengths"), stats=stats, saved=saved, threads=threads)
+    results: tuple[Any, ...] = (out,) if stats is None else (out, stats_of(stats))
+    if saved is not None:
+        results += (saved,)
+    return results if len(results) > 1 else out
 
 
 def _output(x: np.ndarray, out: np.ndarray | None) -> np.ndarray:

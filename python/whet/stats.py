@@ -1,12 +1,13 @@
-"""Statistics of rows."""
+"""Statistics of rows, and what of them backward needs."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from whet._arguments import check_unmasked
+from whet import _core
 
 
 class Stats(NamedTuple):
@@ -44,13 +45,8 @@ def stats_of(buffer: np.ndarray) -> Stats:
     return Stats(*(buffer[..., i] for i in range(len(Stats._fields))))
 
 
-def buffer_of(stats: Stats | None, rows: tuple[int, ...]) -> np.ndarray | None:
-    """The other way, for stats of these rows; this copies, ten numbers per row."""
-    if stats is None:
-        return None
-    if not isinstance(stats, Stats):
-        raise TypeError(f"stats: is a {type(stats).__name__}, must be the Stats that the forward function returned")
-    check_unmasked(stats, "stats")
-    if np.shape(stats.beta) != rows:
-        raise ValueError(f"stats: are of rows {np.shape(stats.beta)}, must be of those of this call, {rows}")
-    return np.stack(stats, axis=-1, dtype=np.float64)
+def saved_buffer(rows: tuple[int, ...], like: np.ndarray, rule: str | Sequence[str] | None,
+                 normalizer: str) -> np.ndarray:
+    """A buffer for what backward would otherwise find again, in the type of the arithmetic."""
+    dtype = np.float64 if like.dtype == np.float64 else np.float32
+    return np.empty((*rows, _core.saved_size(rule, normalizer)), dtype)

@@ -44,6 +44,7 @@ AttentionOutputs outputs_of(const whet_attention_outputs& o, const WrittenStats&
   }
   const core::AttentionShape& s = call.shape;
   return {.stats = stats.span(),
+          .saved = view_if_given(o.saved, "saved"),
           .weight_rows = o.weight_rows == nullptr
                              ? std::span<const RowIndex>()
                              : elements<const RowIndex>(o.weight_rows, o.weight_rows_count, "weight_rows"),
@@ -65,10 +66,9 @@ AttentionGradients gradients_of(const whet_attention_gradients* given) {
           .dsinks = view_if_given(g.dsinks, "dsinks")};
 }
 
-AttentionBackwardOptions backward_of(const whet_attention_backward_options* given, const Call& call) {
+AttentionBackwardOptions backward_of(const whet_attention_backward_options* given) {
   const whet_attention_backward_options b = known_part(given, "backward");
-  return {.beta_gradient = beta_gradient(b.hold_beta),
-          .stats = read_stats(b.stats, b.stats_size, call.rows())};
+  return {.beta_gradient = beta_gradient(b.hold_beta), .saved = view_if_given(b.saved, "saved")};
 }
 
 }  // namespace
@@ -133,7 +133,7 @@ whet_status whet_attention_backward(const whet_view* q, const whet_view* k, cons
   return guarded([&] {
     const Call call(q, k, v, options, execution);
     whet::attention_backward(call.q, call.k, call.v, view_of(dout, "dout"), gradients_of(gradients),
-                             call.options, backward_of(backward, call), call.execution);
+                             call.options, backward_of(backward), call.execution);
   });
 }
 
@@ -144,8 +144,7 @@ whet_status whet_attention_backward_workspace(const whet_view* q, const whet_vie
                                               const whet_execution* execution, size_t* bytes) {
   return guarded([&] {
     const Call call(q, k, v, options, execution);
-    required(bytes, "bytes") =
-        whet::attention_backward_workspace(call.q, call.k, call.v, gradients_of(gradients), call.options,
-                                           backward_of(backward, call), call.execution);
+    required(bytes, "bytes") = whet::attention_backward_workspace(
+        call.q, call.k, call.v, gradients_of(gradients), call.options, backward_of(backward), call.execution);
   });
 }

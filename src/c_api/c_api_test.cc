@@ -159,17 +159,39 @@ TEST(CApiStats, ElementsOfAnOlderHeaderGetTheFieldsTheyHave) {
   EXPECT_EQ(older[0].max, 3);
   EXPECT_EQ(older[1].max, 1);
   EXPECT_EQ(older[2].count, 7);
+}
 
-  // Too few fields for the gradient, which computes them again.
+TEST(CApiSaved, GradientsAreThoseOfFindingThemAgain) {
+  Data data;
+  whet_softmax_options options{};
+  options.struct_size = sizeof options;
+  options.rule = "paper";
+  std::int64_t size = 0;
+  ASSERT_EQ(whet_saved_size("none", nullptr, &size), WHET_OK);
+  EXPECT_EQ(size, 3);
+  ASSERT_EQ(whet_saved_size("target-entropy:1", nullptr, &size), WHET_OK);
+  EXPECT_EQ(size, 4);
+  ASSERT_EQ(whet_saved_size("paper", "hard", &size), WHET_OK);
+  EXPECT_EQ(size, 3);
+  ASSERT_EQ(whet_saved_size("paper", nullptr, &size), WHET_OK);
+  EXPECT_EQ(size, 6);
+  EXPECT_EQ(whet_saved_size("paper", nullptr, nullptr), WHET_INVALID_ARGUMENT);
+  EXPECT_EQ(whet_saved_size("papper", nullptr, &size), WHET_INVALID_ARGUMENT);
+
   whet_softmax_backward_options backward{};
   backward.struct_size = sizeof backward;
-  ASSERT_EQ(whet_softmax_backward(&data.in, &data.dout, &data.out, nullptr, &backward, nullptr), WHET_OK);
+  ASSERT_EQ(whet_softmax_backward(&data.in, &data.dout, &data.out, &options, &backward, nullptr), WHET_OK);
   const auto expected = data.y;
-  data.y = {};
-  backward.stats = reinterpret_cast<const whet_row_stats*>(older.data());
-  backward.stats_size = sizeof(Older);
-  ASSERT_EQ(whet_softmax_backward(&data.in, &data.dout, &data.out, nullptr, &backward, nullptr), WHET_OK);
-  EXPECT_EQ(data.y, expected);
+  std::array<float, 12> memory{};
+  constexpr std::int64_t kSavedSizes[] = {2, 6};
+  const whet_view saved{memory.data(), WHET_F32, 2, kSavedSizes, nullptr};
+  whet_softmax_outputs outputs{};
+  outputs.struct_size = sizeof outputs;
+  outputs.saved = backward.saved = &saved;
+  ASSERT_EQ(whet_softmax(&data.in, &data.out, &options, &outputs, nullptr), WHET_OK) << whet_last_error();
+  EXPECT_EQ(memory[0], 3);
+  ASSERT_EQ(whet_softmax_backward(&data.in, &data.dout, &data.out, &options, &backward, nullptr), WHET_OK);
+  for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(data.y[i], expected[i], 1e-6);
 }
 
 TEST(CApiStats, ElementsThatAreNoneAreRefused) {

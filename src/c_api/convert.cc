@@ -97,13 +97,6 @@ void WrittenStats::finish() const {
   }
 }
 
-std::span<const RowStats> read_stats(const whet_row_stats* data, std::size_t element_size, std::size_t rows) {
-  if (data == nullptr) return {};
-  check_stats_size(element_size);
-  if (element_size < sizeof(RowStats)) return {};
-  return elements<const RowStats>(data, rows, "stats");
-}
-
 }  // namespace whet::c_api
 
 extern "C" const char* whet_last_error(void) { return whet::c_api::last_error.c_str(); }

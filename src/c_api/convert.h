@@ -114,10 +114,6 @@ class WrittenStats {
   std::span<RowStats> span_;
 };
 
-// Statistics that a call reads. Those with fewer fields than this version needs are left out: it computes
-// them again.
-std::span<const RowStats> read_stats(const whet_row_stats* data, std::size_t element_size, std::size_t rows);
-
 }  // namespace whet::c_api
 
 #endif  // WHET_C_API_CONVERT_H_

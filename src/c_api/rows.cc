@@ -41,7 +41,8 @@ whet_status forward(Forward function, const whet_view* in, const whet_view* out,
     const SoftmaxOptions problem = options_of(from, options);
     const whet_softmax_outputs o = known_part(outputs, "outputs");
     const WrittenStats stats(o.stats, o.stats_size, rows_of(from, problem.axis));
-    function(from, view_of(out, "out"), problem, {.stats = stats.span()}, execution_of(execution));
+    function(from, view_of(out, "out"), problem,
+             {.stats = stats.span(), .saved = view_if_given(o.saved, "saved")}, execution_of(execution));
     stats.finish();
   });
 }
@@ -61,6 +62,13 @@ whet_status whet_sharpen(const whet_view* in, const whet_view* out, const whet_s
   return forward(whet::sharpen, in, out, options, outputs, execution);
 }
 
+whet_status whet_saved_size(const char* rule, const char* normalizer, int64_t* size) {
+  return guarded([&] {
+    required(size, "size") = whet::saved_size(
+        whet::SoftmaxOptions{.rule = rule_of(rule), .normalizer = normalizer_of(normalizer)});
+  });
+}
+
 whet_status whet_softmax_backward(const whet_view* in, const whet_view* dout, const whet_view* din,
                                   const whet_softmax_options* options,
                                   const whet_softmax_backward_options* backward,
@@ -69,10 +77,10 @@ whet_status whet_softmax_backward(const whet_view* in, const whet_view* dout, co
     const whet::ConstView from = view_of(in, "in");
     const whet::SoftmaxOptions problem = options_of(from, options);
     const whet_softmax_backward_options b = known_part(backward, "backward");
-    whet::softmax_backward(from, view_of(dout, "dout"), view_of(din, "din"), problem,
-                           {.beta_gradient = beta_gradient(b.hold_beta),
-                            .stats = read_stats(b.stats, b.stats_size, rows_of(from, problem.axis))},
-                           execution_of(execution));
+    whet::softmax_backward(
+        from, view_of(dout, "dout"), view_of(din, "din"), problem,
+        {.beta_gradient = beta_gradient(b.hold_beta), .saved = view_if_given(b.saved, "saved")},
+        execution_of(execution));
   });
 }
 

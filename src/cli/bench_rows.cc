@@ -84,9 +84,14 @@ std::vector<Contender> contenders_for(const Shape& shape, const std::vector<floa
                     softmax({x.data(), sizes}, {w.data(), sizes}, {.rule = Rule::paper()}, {.stats = stats},
                             {.threads = threads});
                   }});
-  list.push_back({"paper backward", [&x, &w, &stats, sizes, threads] {
+  const auto size = saved_size(SoftmaxOptions{.rule = Rule::paper()});
+  std::vector<float> saved(static_cast<std::size_t>(shape.rows * size));
+  softmax({x.data(), sizes}, {w.data(), sizes}, {.rule = Rule::paper()},
+          {.saved = {saved.data(), {shape.rows, size}}});
+  list.push_back({"paper backward", [&x, &w, saved, size, rows = shape.rows, sizes, threads] {
                     softmax_backward({x.data(), sizes}, {x.data(), sizes}, {w.data(), sizes},
-                                     {.rule = Rule::paper()}, {.stats = stats}, {.threads = threads});
+                                     {.rule = Rule::paper()}, {.saved = {saved.data(), {rows, size}}},
+                                     {.threads = threads});
                   }});
   return list;
 }

@@ -1,7 +1,7 @@
-// whet bench train: steps of training and sets of evaluation per second. bench/train_step.py verifies them
+// whet bench train: steps of training and sets of evaluation per second. bench.training verifies them
 // against JAX.
 //
-// What bench/train_step.py needs to run the same steps in JAX can be kept: weights, batches, losses,
+// What bench.training needs to run the same steps in JAX can be kept: weights, batches, losses,
 // gradients.
 #include <whet/runtime.h>
 
@@ -106,7 +106,7 @@ std::vector<double> time_steps(const lab::Recipe& recipe, const lab::TrainingSta
 
 double sets_per_second(const std::vector<float>& parameters, std::int64_t items,
                        const BenchOptions& options) {
-  const std::vector<lab::NamedNormalizer> softmax{{"softmax", {}}};
+  const std::vector<lab::NamedWeighting> softmax{{"softmax", {}}};
   lab::EvaluationOptions evaluation{.sizes = {items},
                                     .sets = std::max<std::int64_t>(8, 200'000 / items),
                                     .seed = 1,

@@ -172,7 +172,7 @@ std::string run_text(const Arguments& arguments, const std::vector<lab::SizeOutc
 void run_run(const Arguments& arguments) {
   horizon(0, arguments.weight, arguments.beta);  // refuses wrong numbers before the work
   const lab::Run run = lab::load_run(arguments.run);
-  const std::vector<lab::NamedNormalizer> rule{{"beta", {.rule = Rule::fixed(arguments.beta)}}};
+  const std::vector<lab::NamedWeighting> rule{{"beta", {.rule = Rule::fixed(arguments.beta)}}};
   const auto outcomes =
       lab::evaluate(run.parameters, rule,
                     {.sizes = sizes_of(arguments, {16, 64, 256, 1024, 4096, 16384}), .sets = arguments.sets});

@@ -135,7 +135,7 @@ lab::Recipe RecipeOptions::recipe() const {
   if (l2_biases) recipe.l2_biases = *l2_biases;
   if (zoom) recipe.sets.zoom = *zoom;
   if (zoom_warmup) recipe.zoom_warmup = *zoom_warmup;
-  if (!rule.empty()) recipe.normalizer.rule = rule_named(rule);
+  if (!rule.empty()) recipe.weighting.rule = rule_named(rule);
   check(recipe);
   return recipe;
 }

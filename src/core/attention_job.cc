@@ -166,13 +166,15 @@ void check_top(const AttentionJob& job) {
   check_count(o.top_weights.size(), elements, "top_weights", "rows * top_k");
 }
 
-void check_stats(const AttentionShape& s, std::span<const RowStats> stats) {
-  if (!stats.empty()) check_count(stats.size(), s.rows(), "stats", "one per row");
+void add_saved(AttentionJob& job, const ConstView& saved, Data data) {
+  job.saved =
+      saved_rows(saved, arithmetic(job.shape), job.shape.rows(), saved_size(job.options), data == Data::read);
 }
 
 void check_outputs(AttentionJob& job, Data data) {
   const AttentionShape& s = job.shape;
-  check_stats(s, job.outputs.stats);
+  if (!job.outputs.stats.empty()) check_count(job.outputs.stats.size(), s.rows(), "stats", "one per row");
+  add_saved(job, job.outputs.saved, data);
   check_weights(job, data);
   check_top(job);
   if (!job.outputs.column_sums.empty()) {
@@ -190,7 +192,7 @@ auto read_by(const AttentionJob& job) {
                                 {job.bias, "bias"},
                                 {job.mask, "mask"},
                                 {job.sinks, "sinks"},
-                                {job.saved_stats, "stats"},
+                                {job.dout.given ? job.saved : SavedRows{}, "saved"},
                                 {o.head_rules, "head_rules"},
                                 {o.lengths, "lengths"},
                                 {o.query_starts, "query_starts"},
@@ -209,6 +211,7 @@ auto written_by(const AttentionJob& job) {
                                 {job.dbias, "dbias"},
                                 {job.dsinks, "dsinks"},
                                 {o.stats, "stats"},
+                                {job.dout.given ? SavedRows{} : job.saved, "saved"},
                                 {o.top_keys, "top_keys"},
                                 {o.top_weights, "top_weights"},
                                 {o.column_sums, "column_sums"},
@@ -280,8 +283,7 @@ AttentionJob backward_job(const ConstView& q, const ConstView& k, const ConstVie
   AttentionJob job = common_job(q, k, nullptr, options, execution, data);
   add_values(job, v, data);
   job.through_rule = backward.beta_gradient == BetaGradient::through_rule;
-  job.saved_stats = backward.stats;
-  check_stats(job.shape, job.saved_stats);
+  add_saved(job, backward.saved, data);
 
   const AttentionShape& s = job.shape;
   job.dq = grid_if_given(gradients.dq, written(like_q(s, "dq")), data);

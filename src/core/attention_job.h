@@ -12,6 +12,7 @@
 #include <span>
 
 #include "core/arguments.h"
+#include "core/saved_rows.h"
 
 namespace whet::core {
 
@@ -77,7 +78,7 @@ struct AttentionJob {
   Grid weights;                          // strides (number of the weight_row, -, -, M)
   Grid dout, dq, dk, dv, dbias, dsinks;  // backward only
   bool through_rule = true;
-  std::span<const RowStats> saved_stats;  // what forward wrote, or empty
+  SavedRows saved;  // written by forward, read by backward
 
   const Rule& rule(std::int64_t head) const {
     return options.head_rules.empty() ? options.rule : options.head_rules[static_cast<std::size_t>(head)];

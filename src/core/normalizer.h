@@ -20,6 +20,7 @@ struct ParameterRange {
 struct NormalizerEntry {
   std::string_view name;
   std::optional<ParameterRange> parameter{};  // nullopt: has none
+  bool uses_beta = true;
 };
 
 // A name taken apart: an entry of a table and its parameter, 0 if it has none.

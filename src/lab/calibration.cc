@@ -14,9 +14,9 @@ using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowM
 // Encoded items, one per row.
 Matrix encode(const std::vector<float>& parameters, const Batch& batch) {
   const std::vector<double> exact(parameters.begin(), parameters.end());
-  const Normalizer normalizer{};
+  const Weighting weighting{};
   Head<double> head;
-  head.forward(exact.data(), batch, std::span(&normalizer, 1), Keep::encoded);
+  head.forward(exact.data(), batch, std::span(&weighting, 1), Keep::encoded);
   return Eigen::Map<const Matrix, 0, Eigen::OuterStride<>>(
       head.encoded_items().data(), batch.sets * batch.items, kWidth, Eigen::OuterStride<>(kStride));
 }

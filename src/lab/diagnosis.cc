@@ -35,8 +35,8 @@ Diagnosis diagnose(const std::vector<float>& parameters) {
   }
   Head<double> head;
   const std::vector<double> exact(parameters.begin(), parameters.end());
-  const Normalizer normalizer{};
-  head.forward(exact.data(), batch, std::span(&normalizer, 1));
+  const Weighting weighting{};
+  head.forward(exact.data(), batch, std::span(&weighting, 1));
 
   Diagnosis diagnosis;
   double mean = 0;
@@ -72,8 +72,8 @@ double spread_allowed(const std::vector<float>& parameters) {
   }
   Head<double> head;
   const std::vector<double> exact(parameters.begin(), parameters.end());
-  const Normalizer normalizer{};
-  head.forward(exact.data(), batch, std::span(&normalizer, 1), Keep::encoded);
+  const Weighting weighting{};
+  head.forward(exact.data(), batch, std::span(&weighting, 1), Keep::encoded);
   const auto largest_norm = [](std::span<const double> rows) {
     double largest = 0;
     for (std::size_t row = 0; row < rows.size(); row += kStride)

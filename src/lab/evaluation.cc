@@ -74,41 +74,41 @@ void divide_by_sets(SizeOutcome& outcome) {
 
 template <typename T>
 SizeOutcome measure(const Head<T>& head, const Batch& batch, const Diagnosis& diagnosis,
-                    std::span<const Normalizer> normalizers) {
+                    std::span<const Weighting> weightings) {
   SizeOutcome sum{.items = batch.items, .sets = batch.sets, .redrawn = batch.redrawn};
-  sum.outcomes.resize(normalizers.size());
+  sum.outcomes.resize(weightings.size());
   for (std::int64_t set = 0; set < batch.sets; ++set) {
     const RowStats& plain =
-        head.stats()[static_cast<std::size_t>(set)];  // every normalizer has these at beta = 1
+        head.stats()[static_cast<std::size_t>(set)];  // every weighting has these at beta = 1
     sum.entropy += plain.entropy;
     sum.spread += plain.spread;
     sum.largest_spread = std::max(sum.largest_spread, plain.spread);
     sum.predicted += predicts_right(diagnosis, batch, set) ? 1 : 0;
-    for (std::size_t r = 0; r < normalizers.size(); ++r) {
+    for (std::size_t r = 0; r < weightings.size(); ++r) {
       const RowStats& stats =
           head.stats()[r * static_cast<std::size_t>(batch.sets) + static_cast<std::size_t>(set)];
       Outcome& outcome = sum.outcomes[r];
       outcome.beta += stats.beta;
       outcome.sharpened += stats.beta > 1 ? 1 : 0;
-      outcome.entropy += normalizers[r].hard ? 0 : stats.sharp_entropy;
-      const double peak = normalizers[r].hard ? 1 : stats.sharp_peak;
+      outcome.entropy += weightings[r].hard ? 0 : stats.sharp_entropy;
+      const double peak = weightings[r].hard ? 1 : stats.sharp_peak;
       outcome.peak += peak;
       outcome.largest_peak = std::max(outcome.largest_peak, peak);
     }
   }
-  for (std::size_t r = 0; r < normalizers.size(); ++r) sum.outcomes[r].correct = head.correct(r);
+  for (std::size_t r = 0; r < weightings.size(); ++r) sum.outcomes[r].correct = head.correct(r);
   return sum;
 }
 
-std::vector<Normalizer> plain(std::span<const NamedNormalizer> named) {
-  std::vector<Normalizer> normalizers;
-  for (const NamedNormalizer& n : named) normalizers.push_back(n.normalizer);
-  return normalizers;
+std::vector<Weighting> plain(std::span<const NamedWeighting> named) {
+  std::vector<Weighting> weightings;
+  for (const NamedWeighting& n : named) weightings.push_back(n.weighting);
+  return weightings;
 }
 
 template <typename T>
 SizeOutcome evaluate_size(const std::vector<T>& parameters, const Diagnosis& diagnosis,
-                          std::span<const Normalizer> normalizers, const EvaluationOptions& options,
+                          std::span<const Weighting> weightings, const EvaluationOptions& options,
                           std::int64_t items) {
   const std::int64_t sets = sets_of(options, items), at_once = sets_at_once(items);
   const std::int64_t tasks = (sets + at_once - 1) / at_once;
@@ -121,12 +121,12 @@ SizeOutcome evaluate_size(const std::vector<T>& parameters, const Diagnosis& dia
     Batch& batch = batches[static_cast<std::size_t>(worker)];
     const std::int64_t first = task * at_once, count = std::min(at_once, sets - first);
     draw_sets(options.seed, options.stream, items, first, count, batch);
-    head.forward(parameters.data(), batch, normalizers, keep_of(count * items));
-    parts[static_cast<std::size_t>(task)] = measure(head, batch, diagnosis, normalizers);
+    head.forward(parameters.data(), batch, weightings, keep_of(count * items));
+    parts[static_cast<std::size_t>(task)] = measure(head, batch, diagnosis, weightings);
     if (options.progress) options.progress(count * items);
   });
   SizeOutcome total{.items = items};
-  total.outcomes.resize(normalizers.size());
+  total.outcomes.resize(weightings.size());
   for (const SizeOutcome& part : parts) total += part;
   divide_by_sets(total);
   return total;
@@ -153,11 +153,11 @@ std::int64_t items_to_evaluate(const EvaluationOptions& options) {
 }
 
 std::vector<SizeOutcome> evaluate(const std::vector<float>& parameters,
-                                  std::span<const NamedNormalizer> normalizers,
+                                  std::span<const NamedWeighting> weightings,
                                   const EvaluationOptions& options) {
   check_sizes(options.sizes);
   const Diagnosis diagnosis = diagnose(parameters);
-  const std::vector<Normalizer> unnamed = plain(normalizers);
+  const std::vector<Weighting> unnamed = plain(weightings);
   const std::vector<double> exact(parameters.begin(), parameters.end());
   std::vector<SizeOutcome> outcomes;
   outcomes.reserve(options.sizes.size());
@@ -187,10 +187,9 @@ files::Safetensors evaluation_sets(const EvaluationOptions& options) {
   return content;
 }
 
-std::vector<float> heat_map(const std::vector<float>& parameters,
-                            std::span<const NamedNormalizer> normalizers, std::uint64_t seed,
-                            std::int64_t items, std::int64_t sets, std::int64_t columns) {
-  const std::vector<Normalizer> unnamed = plain(normalizers);
+std::vector<float> heat_map(const std::vector<float>& parameters, std::span<const NamedWeighting> weightings,
+                            std::uint64_t seed, std::int64_t items, std::int64_t sets, std::int64_t columns) {
+  const std::vector<Weighting> unnamed = plain(weightings);
   const auto rules = static_cast<std::int64_t>(unnamed.size());
   std::vector<float> map(static_cast<std::size_t>(rules * sets * columns), 0.0F);
   Head<float> head;

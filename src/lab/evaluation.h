@@ -1,4 +1,4 @@
-// How well a trained head does on sets of any size, and under which normalizer.
+// How well a trained head does on sets of any size, and under which weighting.
 #ifndef WHET_LAB_EVALUATION_H_
 #define WHET_LAB_EVALUATION_H_
 
@@ -15,9 +15,9 @@
 
 namespace whet::lab {
 
-struct NamedNormalizer {
+struct NamedWeighting {
   std::string name;  // in results: "softmax", "paper", ...
-  Normalizer normalizer{};
+  Weighting weighting{};
 };
 
 enum class Precision { f32, f64 };
@@ -35,7 +35,7 @@ struct EvaluationOptions {
 
 std::int64_t default_sets(std::int64_t items);  // 4,096 up to 4,096 items, 1,024 above
 
-// Under one normalizer: means over sets unless said otherwise.
+// Under one weighting: means over sets unless said otherwise.
 struct Outcome {
   std::int64_t correct = 0;  // sets
   double beta = 0;
@@ -53,7 +53,7 @@ struct SizeOutcome {
   double spread = 0;         // mean, and largest
   double largest_spread = 0;
   std::int64_t predicted = 0;       // sets that a head of only slope and class offsets would get right
-  std::vector<Outcome> outcomes{};  // one per normalizer
+  std::vector<Outcome> outcomes{};  // one per weighting
 };
 
 // Error naming `sizes` unless every one is 1 to 16,777,216 items.
@@ -66,7 +66,7 @@ Keep keep_of(std::int64_t items);
 std::int64_t items_to_evaluate(const EvaluationOptions& options);
 
 std::vector<SizeOutcome> evaluate(const std::vector<float>& parameters,
-                                  std::span<const NamedNormalizer> normalizers,
+                                  std::span<const NamedWeighting> weightings,
                                   const EvaluationOptions& options);
 
 // The sets that evaluate() draws, for other programs. For every size N: N.priorities (f32) and N.classes
@@ -74,10 +74,9 @@ std::vector<SizeOutcome> evaluate(const std::vector<float>& parameters,
 files::Safetensors evaluation_sets(const EvaluationOptions& options);
 
 // The weights of the `columns` items of largest priority, largest first, in the first `sets` evaluation sets
-// of a size: normalizers x sets x columns.
-std::vector<float> heat_map(const std::vector<float>& parameters,
-                            std::span<const NamedNormalizer> normalizers, std::uint64_t seed,
-                            std::int64_t items, std::int64_t sets, std::int64_t columns);
+// of a size: weightings x sets x columns.
+std::vector<float> heat_map(const std::vector<float>& parameters, std::span<const NamedWeighting> weightings,
+                            std::uint64_t seed, std::int64_t items, std::int64_t sets, std::int64_t columns);
 
 }  // namespace whet::lab
 

@@ -30,11 +30,11 @@ const std::vector<float>& trained() {
   return parameters;
 }
 
-const std::vector<NamedNormalizer>& rules() {
-  static const std::vector<NamedNormalizer> rules{{"softmax", {}},
-                                                  {"paper", {.rule = Rule::paper()}},
-                                                  {"target", {.rule = Rule::target_entropy(0.1)}},
-                                                  {"hard", {.rule = {}, .hard = true}}};
+const std::vector<NamedWeighting>& rules() {
+  static const std::vector<NamedWeighting> rules{{"softmax", {}},
+                                                 {"paper", {.rule = Rule::paper()}},
+                                                 {"target", {.rule = Rule::target_entropy(0.1)}},
+                                                 {"hard", {.rule = {}, .hard = true}}};
   return rules;
 }
 
@@ -46,7 +46,7 @@ TEST(Evaluation, CountsWhatAPlainLookCounts) {
   draw_sets(9, Stream::evaluation, items, 0, sets, batch);
   Head<double> head;
   const std::vector<double> exact(trained().begin(), trained().end());
-  const Normalizer plain{};
+  const Weighting plain{};
   head.forward(exact.data(), batch, std::span(&plain, 1));
   double entropy = 0, spread = 0, largest = 0;
   for (std::int64_t set = 0; set < sets; ++set) {
@@ -122,7 +122,7 @@ TEST(HeatMap, HasTheWeightsOfTheLargestPriorities) {
   Batch batch;
   draw_sets(4, Stream::evaluation, 50, 2, 1, batch);
   Head<float> head;
-  const Normalizer plain{};
+  const Weighting plain{};
   head.forward(trained().data(), batch, std::span(&plain, 1));
   std::vector<std::size_t> order(50);
   std::iota(order.begin(), order.end(), 0);
@@ -173,7 +173,7 @@ TEST(FitPoints, AreTheMisrankedSets) {
     Batch batch;
     draw_sets(5, Stream::fit, items, 0, 60, batch);
     Head<float> head;
-    const Normalizer plain{};
+    const Weighting plain{};
     head.forward(trained().data(), batch, std::span(&plain, 1));
     for (std::int64_t set = 0; set < 60; ++set) {
       const float* x = head.logits().data() + set * items;

@@ -42,7 +42,7 @@ std::vector<FitPoint> fit_points(const std::vector<float>& parameters, const Fit
   check_sizes(options.sizes);
   if (options.sets < 1) throw Error("sets: is " + std::to_string(options.sets) + ", must be 1 or more");
   constexpr std::int64_t kSetsAtOnce = 8;
-  const Normalizer normalizer{};
+  const Weighting weighting{};
   const int threads = core::resolve_threads(options.threads);
   const std::int64_t per_size = (options.sets + kSetsAtOnce - 1) / kSetsAtOnce;
   const std::int64_t tasks = per_size * static_cast<std::int64_t>(options.sizes.size());
@@ -55,7 +55,7 @@ std::vector<FitPoint> fit_points(const std::vector<float>& parameters, const Fit
     const std::int64_t first = task % per_size * kSetsAtOnce;
     draw_sets(options.seed, Stream::fit, options.sizes[static_cast<std::size_t>(task / per_size)], first,
               std::min(kSetsAtOnce, options.sets - first), batch);
-    head.forward(parameters.data(), batch, std::span(&normalizer, 1), keep_of(batch.sets * batch.items));
+    head.forward(parameters.data(), batch, std::span(&weighting, 1), keep_of(batch.sets * batch.items));
     for (std::int64_t set = 0; set < batch.sets; ++set) {
       append_point(head, batch, set, parts[static_cast<std::size_t>(task)]);
     }

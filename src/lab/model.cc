@@ -116,12 +116,12 @@ void Head<T>::dense_backward(LayerId id, const T* x, const T* dy, std::int64_t r
 }
 
 template <typename T>
-void Head<T>::forward(const T* parameters, const Batch& batch, std::span<const Normalizer> normalizers,
+void Head<T>::forward(const T* parameters, const Batch& batch, std::span<const Weighting> weightings,
                       Keep keep) {
   kernels_ = kernels::dense_kernels<T>();
   parameters_ = parameters;
   batch_ = &batch;
-  normalizers_ = normalizers;
+  weightings_ = weightings;
   keep_ = keep;
   resize_buffers();
   encode_query();
@@ -151,7 +151,7 @@ void Head<T>::resize_buffers() {
   grow(item2_, (keep_ == Keep::all ? items() : std::min(items(), kItemBlock)) * kStride);
   grow(encoded_items_, kept * kStride);
   grow(logits_, items());
-  grow(weights_, items() * static_cast<std::int64_t>(normalizers_.size()));
+  grow(weights_, items() * static_cast<std::int64_t>(weightings_.size()));
   if (keep_ == Keep::all) grow(dlogits_, items());
 }
 
@@ -235,13 +235,13 @@ void Head<T>::find_logits(std::int64_t first, std::int64_t count) {
 template <typename T>
 void Head<T>::weigh() {
   const std::int64_t sets = batch_->sets, size = batch_->items;
-  for (std::size_t r = 0; r < normalizers_.size(); ++r) {
+  for (std::size_t r = 0; r < weightings_.size(); ++r) {
     T* weights = weights_.data() + static_cast<std::int64_t>(r) * items();
     const std::span<RowStats> stats = std::span(stats_).subspan(r * static_cast<std::size_t>(sets));
     softmax(ConstView(logits_.data(), {sets, size}), View(weights, {sets, size}),
-            {.rule = normalizers_[r].rule}, {.stats = stats.first(static_cast<std::size_t>(sets))},
+            {.rule = weightings_[r].rule}, {.stats = stats.first(static_cast<std::size_t>(sets))},
             {.threads = 1});
-    for (std::int64_t set = 0; normalizers_[r].hard && set < sets; ++set) {
+    for (std::int64_t set = 0; weightings_[r].hard && set < sets; ++set) {
       const T* logits = logits_.data() + set * size;
       std::fill_n(weights + set * size, size, T(0));
       weights[set * size + (std::max_element(logits, logits + size) - logits)] = T(1);
@@ -271,7 +271,7 @@ void Head<T>::pool() {
 // float would lose a percent of the sum.
 template <typename T>
 void Head<T>::pool_block(std::int64_t first, std::int64_t count) {
-  for (std::int64_t r = 0; r < static_cast<std::int64_t>(normalizers_.size()); ++r) {
+  for (std::int64_t r = 0; r < static_cast<std::int64_t>(weightings_.size()); ++r) {
     for_sets(batch_->items, first, count, [&](std::int64_t set, std::int64_t row, std::int64_t rows) {
       const std::int64_t offset = (r * batch_->sets + set) * kStride;
       std::array<T, kWidth> part{};
@@ -312,8 +312,8 @@ void Head<T>::read_out() {
 // Cross-entropy of the scores, and its gradient while the exponentials are at hand.
 template <typename T>
 void Head<T>::score() {
-  loss_.assign(normalizers_.size(), 0);
-  correct_.assign(normalizers_.size(), 0);
+  loss_.assign(weightings_.size(), 0);
+  correct_.assign(weightings_.size(), 0);
   const auto sets = static_cast<double>(batch_->sets);
   for (std::int64_t output = 0; output < outputs(); ++output) {
     const auto r = static_cast<std::size_t>(output / batch_->sets);
@@ -372,8 +372,7 @@ void Head<T>::attend_backward(T* gradients) {
   }
   const Dims sizes{sets, items};
   softmax_backward(ConstView(logits_.data(), sizes), ConstView(dlogits_.data(), sizes),
-                   View(dlogits_.data(), sizes), {.rule = normalizers_[0].rule}, {.stats = stats_},
-                   {.threads = 1});
+                   View(dlogits_.data(), sizes), {.rule = weightings_[0].rule}, {}, {.threads = 1});
   for (std::int64_t set = 0; set < sets; ++set) {
     T* dlogits = dlogits_.data() + set * items;
     T sum = 0;

@@ -48,7 +48,7 @@ std::vector<float> initial_parameters(std::uint64_t seed);
 
 // How rows of logits become weights: softmax under a rule, or all weight
 // to the largest logit (the first of equals), which can't be trained with.
-struct Normalizer {
+struct Weighting {
   Rule rule{};
   bool hard = false;
 };
@@ -57,7 +57,7 @@ struct Normalizer {
 enum class Keep {
   all,      // what backward() needs
   encoded,  // the encoded items: 576 bytes per item
-  nothing   // encoded again where needed: any number of items in 9 bytes each, and 4 more per normalizer
+  nothing   // encoded again where needed: any number of items in 9 bytes each, and 4 more per weighting
 };
 
 // A batch's way through the model and back. T is float, or double for checks and precision studies.
@@ -65,24 +65,24 @@ enum class Keep {
 template <typename T>
 class Head {
  public:
-  // The class scores of every set under each of the normalizers, which share the logits. `parameters` holds
-  // kParameters values; they, the batch and the normalizers must stay until backward().
-  void forward(const T* parameters, const Batch& batch, std::span<const Normalizer> normalizers,
+  // The class scores of every set under each of the weightings, which share the logits. `parameters` holds
+  // kParameters values; they, the batch and the weightings must stay until backward().
+  void forward(const T* parameters, const Batch& batch, std::span<const Weighting> weightings,
                Keep keep = Keep::all);
 
-  // Of the last forward(); by normalizer, then set.
-  double loss(std::size_t normalizer = 0) const { return loss_[normalizer]; }  // mean cross-entropy
-  std::int64_t correct(std::size_t normalizer = 0) const { return correct_[normalizer]; }
+  // Of the last forward(); by weighting, then set.
+  double loss(std::size_t weighting = 0) const { return loss_[weighting]; }  // mean cross-entropy
+  std::int64_t correct(std::size_t weighting = 0) const { return correct_[weighting]; }
   std::span<const T> logits() const { return logits_; }    // sets x items
-  std::span<const T> weights() const { return weights_; }  // normalizers x sets x items
+  std::span<const T> weights() const { return weights_; }  // weightings x sets x items
   std::span<const RowStats> stats() const {
     return stats_;
-  }                                                      // normalizers x sets; hard ones: as under no rule
-  std::span<const T> scores() const { return scores_; }  // normalizers x sets x kClasses
+  }                                                      // weightings x sets; hard ones: as under no rule
+  std::span<const T> scores() const { return scores_; }  // weightings x sets x kClasses
   std::span<const T> encoded_items() const { return encoded_items_; }  // kStride apart, unless Keep::nothing
   std::span<const T> encoded_queries() const { return encoded_query_; }  // kStride apart
 
-  // gradients = d loss / d parameters after a forward() with one normalizer, not hard, and Keep::all;
+  // gradients = d loss / d parameters after a forward() with one weighting, not hard, and Keep::all;
   // overwrites all kParameters of them. Items whose weight and whose gradient of the logit both vanish beside
   // their set's largest in the arithmetic of T are left out.
   void backward(T* gradients);
@@ -109,8 +109,8 @@ class Head {
 
   const T* at(std::int64_t offset) const { return parameters_ + offset; }
   std::int64_t items() const { return batch_->sets * batch_->items; }
-  // Rows of the read-out: one per set and normalizer.
-  std::int64_t outputs() const { return batch_->sets * static_cast<std::int64_t>(normalizers_.size()); }
+  // Rows of the read-out: one per set and weighting.
+  std::int64_t outputs() const { return batch_->sets * static_cast<std::int64_t>(weightings_.size()); }
   // The offset of an item in encoded_items_, which has only the block that begins with item `first` if
   // nothing is kept.
   std::int64_t encoded_offset(std::int64_t row, std::int64_t first) const {
@@ -120,7 +120,7 @@ class Head {
   kernels::DenseKernels<T> kernels_{};
   const T* parameters_ = nullptr;
   const Batch* batch_ = nullptr;
-  std::span<const Normalizer> normalizers_;
+  std::span<const Weighting> weightings_;
   Keep keep_ = Keep::all;
   std::vector<double> loss_;
   std::vector<std::int64_t> correct_;
@@ -131,7 +131,7 @@ class Head {
   std::vector<T> dtotals_;    // one number: what every weight of the set gains through V's bias
   std::vector<T> dkey_bias_;  // one number: the gradient of the logits' common q . b_K
 
-  // One row per set and normalizer.
+  // One row per set and weighting.
   std::vector<T> pooled_, v_, o_, hidden_, hidden_out_;
   std::vector<double> wide_pooled_;  // pooled_ while it is summed; empty if sets are small
   std::vector<T> totals_;            // one number: the sum of the weights

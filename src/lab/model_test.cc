@@ -83,9 +83,9 @@ Values plain_scores(const std::vector<double>& parameters, const Batch& batch, s
                      gelu_of(plain_dense(parameters, kHidden, plain_dense(parameters, kO, mixed))));
 }
 
-double loss_of(const std::vector<double>& parameters, const Batch& batch, const Normalizer& normalizer) {
+double loss_of(const std::vector<double>& parameters, const Batch& batch, const Weighting& weighting) {
   Head<double> head;
-  head.forward(parameters.data(), batch, std::span(&normalizer, 1));
+  head.forward(parameters.data(), batch, std::span(&weighting, 1));
   return head.loss();
 }
 
@@ -122,12 +122,12 @@ TEST(Model, IsThePapersHead) {
   const std::vector<double> parameters = some_parameters(1);
   const std::vector<float> rounded(parameters.begin(), parameters.end());
   const Batch batch = small_batch(5, 37);
-  const std::vector<Normalizer> normalizers{{}, {.rule = Rule::fixed(3)}, {.rule = {}, .hard = true}};
+  const std::vector<Weighting> weightings{{}, {.rule = Rule::fixed(3)}, {.rule = {}, .hard = true}};
   for_each_target([&] {
     Head<double> exact;
-    exact.forward(parameters.data(), batch, normalizers);
+    exact.forward(parameters.data(), batch, weightings);
     Head<float> head;
-    head.forward(rounded.data(), batch, normalizers);
+    head.forward(rounded.data(), batch, weightings);
     const double betas[] = {1, 3, 1e9};
     for (std::int64_t r = 0; r < 3; ++r) {
       for (std::int64_t set = 0; set < batch.sets; ++set) {
@@ -144,13 +144,13 @@ TEST(Model, IsThePapersHead) {
 
 TEST(Model, GivesTheSameBitsWhateverIsKept) {
   const std::vector<float> parameters = initial_parameters(2);
-  const std::vector<Normalizer> normalizers{{}, {.rule = Rule::paper()}};
+  const std::vector<Weighting> weightings{{}, {.rule = Rule::paper()}};
   for (const std::int64_t items : {1, 16, 1000}) {
     const Batch batch = small_batch(3, items);
     Head<float> all, encoded, nothing;
-    all.forward(parameters.data(), batch, normalizers, Keep::all);
-    encoded.forward(parameters.data(), batch, normalizers, Keep::encoded);
-    nothing.forward(parameters.data(), batch, normalizers, Keep::nothing);
+    all.forward(parameters.data(), batch, weightings, Keep::all);
+    encoded.forward(parameters.data(), batch, weightings, Keep::encoded);
+    nothing.forward(parameters.data(), batch, weightings, Keep::nothing);
     for (std::size_t i = 0; i < all.scores().size(); ++i) {
       EXPECT_EQ(all.scores()[i], encoded.scores()[i]);
       EXPECT_EQ(all.scores()[i], nothing.scores()[i]);
@@ -165,23 +165,23 @@ TEST(Model, SumsAMillionSmallWeightsWithoutLosingThem) {
     parameters[static_cast<std::size_t>(i)] *= 1e-3F;
   const std::vector<double> exact(parameters.begin(), parameters.end());
   const Batch batch = small_batch(1, 1 << 20);
-  const Normalizer normalizer{};
+  const Weighting weighting{};
   Head<float> head;
-  head.forward(parameters.data(), batch, std::span(&normalizer, 1), Keep::nothing);
+  head.forward(parameters.data(), batch, std::span(&weighting, 1), Keep::nothing);
   Head<double> wide;
-  wide.forward(exact.data(), batch, std::span(&normalizer, 1), Keep::nothing);
+  wide.forward(exact.data(), batch, std::span(&weighting, 1), Keep::nothing);
   for (std::size_t c = 0; c < kClasses; ++c) EXPECT_NEAR(head.scores()[c], wide.scores()[c], 2e-6) << c;
 }
 
 class Gradients : public testing::TestWithParam<std::string> {};
 
 TEST_P(Gradients, AreThoseOfDifferences) {
-  const Normalizer normalizer{.rule = Rule::parse(GetParam())};
+  const Weighting weighting{.rule = Rule::parse(GetParam())};
   const Batch batch = small_batch(7, 11);
   std::vector<double> parameters = some_parameters(4);
   for_each_target([&] {
     Head<double> head;
-    head.forward(parameters.data(), batch, std::span(&normalizer, 1));
+    head.forward(parameters.data(), batch, std::span(&weighting, 1));
     std::vector<double> gradients(kParameters, NAN);
     head.backward(gradients.data());
     // A few of every tensor, and each tensor in one random direction.
@@ -197,7 +197,7 @@ TEST_P(Gradients, AreThoseOfDifferences) {
           minus[static_cast<std::size_t>(i)] -= 1e-6 * direction;
           expected += gradients[static_cast<std::size_t>(i)] * direction;
         }
-        const double measured = (loss_of(plus, batch, normalizer) - loss_of(minus, batch, normalizer)) / 2e-6;
+        const double measured = (loss_of(plus, batch, weighting) - loss_of(minus, batch, weighting)) / 2e-6;
         EXPECT_NEAR(measured, expected, 1e-8 + 1e-6 * std::abs(expected)) << layer.name << " from " << begin;
       }
     }
@@ -213,14 +213,14 @@ TEST(Model, FloatGradientsAreNearDoubleOnes) {
   const std::vector<float> rounded(parameters.begin(), parameters.end());
   const std::vector<double> same(rounded.begin(), rounded.end());
   const Batch batch = small_batch(64, 16);
-  const Normalizer normalizer{};
+  const Weighting weighting{};
   Head<double> exact;
-  exact.forward(same.data(), batch, std::span(&normalizer, 1));
+  exact.forward(same.data(), batch, std::span(&weighting, 1));
   std::vector<double> expected(kParameters);
   exact.backward(expected.data());
   for_each_target([&] {
     Head<float> head;
-    head.forward(rounded.data(), batch, std::span(&normalizer, 1));
+    head.forward(rounded.data(), batch, std::span(&weighting, 1));
     std::vector<float> gradients(kParameters, NAN);
     head.backward(gradients.data());
     for (const Layer& layer : kModel) {
@@ -242,11 +242,11 @@ TEST(Model, FloatGradientsAreNearDoubleOnes) {
 TEST(Model, LeavesOutOnlyItemsThatDontCount) {
   // Sharpened a thousandfold all but one or two items of a set have no weight; the gradient is that of
   // differences.
-  const Normalizer normalizer{.rule = Rule::fixed(1000)};
+  const Weighting weighting{.rule = Rule::fixed(1000)};
   const Batch batch = small_batch(9, 16);
   const std::vector<double> parameters = some_parameters(8);
   Head<double> head;
-  head.forward(parameters.data(), batch, std::span(&normalizer, 1));
+  head.forward(parameters.data(), batch, std::span(&weighting, 1));
   std::vector<double> gradients(kParameters);
   head.backward(gradients.data());
   const Layer& layer = kModel[kItem2];
@@ -258,7 +258,7 @@ TEST(Model, LeavesOutOnlyItemsThatDontCount) {
     minus[static_cast<std::size_t>(i)] -= 1e-9 * direction;
     expected += gradients[static_cast<std::size_t>(i)] * direction;
   }
-  const double measured = (loss_of(plus, batch, normalizer) - loss_of(minus, batch, normalizer)) / 2e-9;
+  const double measured = (loss_of(plus, batch, weighting) - loss_of(minus, batch, weighting)) / 2e-9;
   EXPECT_NEAR(measured, expected, 1e-4 * std::abs(expected) + 1e-5);
 }
 

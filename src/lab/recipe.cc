@@ -103,7 +103,7 @@ void check(const Recipe& r) {
           "0 to 1, a share of the steps");
   require((r.l2_form == L2::none) == (r.l2 == 0), "l2", text(r.l2),
           r.l2_form == L2::none ? "0 where l2-form is none" : "above 0, or l2-form none");
-  require(!r.normalizer.hard, "rule", "hard", "one that has a gradient");
+  require(!r.weighting.hard, "rule", "hard", "one that has a gradient");
   require(r.l2 >= 0 && r.l2 <= 1, "l2", text(r.l2), "0 to 1");
 }
 
@@ -125,7 +125,7 @@ Json to_json(const Recipe& r) {
           {"l2_form", name_of(r.l2_form)},
           {"l2", r.l2},
           {"l2_biases", r.l2_biases},
-          {"rule", r.normalizer.rule.name()}};
+          {"rule", r.weighting.rule.name()}};
 }
 
 namespace {
@@ -144,7 +144,7 @@ Recipe defaults_of_format_1() {
           .l2_form = L2::half,
           .l2 = 0.001,
           .l2_biases = false,
-          .normalizer = {}};
+          .weighting = {}};
 }
 
 }  // namespace
@@ -186,7 +186,7 @@ Recipe recipe_from_json(const Json& json) {
     recipe.l2_form = parse_l2(value("l2_form").get<std::string>());
     recipe.l2 = value("l2").get<double>();
     recipe.l2_biases = value("l2_biases").get<bool>();
-    recipe.normalizer.rule = Rule::parse(value("rule").get<std::string>());
+    recipe.weighting.rule = Rule::parse(value("rule").get<std::string>());
   } catch (const Json::exception&) {
     throw wrong();
   }

@@ -35,7 +35,7 @@ struct Recipe {
   L2 l2_form = L2::half;
   double l2 = 0.001;
   bool l2_biases = false;
-  Normalizer normalizer{};
+  Weighting weighting{};
 
   double rate_at(std::int64_t step) const;  // these two: of steps 0 .. steps - 1
   TrainingSets sets_at(std::int64_t step) const;

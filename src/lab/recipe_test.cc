@@ -45,7 +45,7 @@ Recipe odd_recipe() {
           .l2_form = L2::decoupled,
           .l2 = std::numeric_limits<double>::denorm_min(),
           .l2_biases = true,
-          .normalizer = {.rule = Rule::log_length(0x1.0000000000001p4, 0.1 + 0.2)}};
+          .weighting = {.rule = Rule::log_length(0x1.0000000000001p4, 0.1 + 0.2)}};
 }
 
 void expect_same(const Recipe& a, const Recipe& b) {
@@ -62,7 +62,7 @@ void expect_same(const Recipe& a, const Recipe& b) {
   EXPECT_EQ(a.l2_form, b.l2_form);
   EXPECT_EQ(a.l2, b.l2);
   EXPECT_EQ(a.l2_biases, b.l2_biases);
-  EXPECT_TRUE(a.normalizer.rule == b.normalizer.rule);
+  EXPECT_TRUE(a.weighting.rule == b.weighting.rule);
 }
 
 Recipe through_text(const Recipe& recipe) { return recipe_from_json(Json::parse(to_json(recipe).dump())); }
@@ -87,8 +87,8 @@ TEST(Recipe, KeepsEveryRule) {
        {Rule::none(), Rule::fixed(1.0 / 3), Rule::paper(), Rule::polynomial(coefficients, 0.75, 4.1),
         Rule::log_length(16), Rule::ssmax(0.43), Rule::target_entropy(0.2), Rule::target_peak(0.9)}) {
     Recipe recipe;
-    recipe.normalizer.rule = rule;
-    EXPECT_TRUE(through_text(recipe).normalizer.rule == rule) << rule.name();
+    recipe.weighting.rule = rule;
+    EXPECT_TRUE(through_text(recipe).weighting.rule == rule) << rule.name();
   }
 }
 
@@ -109,7 +109,7 @@ TEST(Recipe, EveryFieldCounts) {
       {"l2_form", [&](Recipe& r) { r.l2_form = odd.l2_form; }},
       {"l2", [&](Recipe& r) { r.l2 = odd.l2; }},
       {"l2_biases", [&](Recipe& r) { r.l2_biases = odd.l2_biases; }},
-      {"rule", [&](Recipe& r) { r.normalizer.rule = odd.normalizer.rule; }}};
+      {"rule", [&](Recipe& r) { r.weighting.rule = odd.weighting.rule; }}};
   for (const auto& [field, change] : changes) {
     Recipe other = base;
     change(other);
@@ -128,7 +128,7 @@ TEST(Recipe, SaysWhereTwoDiffer) {
   here.steps = there.steps;
   EXPECT_EQ(difference(there, here), "l2 is 0.001 there and 0.5 here");
   here.l2 = there.l2;
-  here.normalizer.rule = Rule::fixed(2);
+  here.weighting.rule = Rule::fixed(2);
   EXPECT_EQ(difference(there, here), "rule is \"none\" there and \"fixed:2\" here");
 }
 

@@ -33,7 +33,7 @@ double mean_of(const SizeOutcome& size, std::int64_t count) {
   return static_cast<double>(count) / static_cast<double>(size.sets);
 }
 
-results::Size size_results(const SizeOutcome& size, std::span<const NamedNormalizer> normalizers) {
+results::Size size_results(const SizeOutcome& size, std::span<const NamedWeighting> weightings) {
   const auto items = static_cast<double>(size.items);
   results::Size results{.items = size.items,
                         .sets = size.sets,
@@ -45,22 +45,22 @@ results::Size size_results(const SizeOutcome& size, std::span<const NamedNormali
                         .weight_bound = largest_weight(items, size.largest_spread),
                         .paper_bound = paper_bounds(items, size.largest_spread).upper,
                         .predicted = mean_of(size, size.predicted)};
-  for (std::size_t r = 0; r < normalizers.size(); ++r) {
+  for (std::size_t r = 0; r < weightings.size(); ++r) {
     const Outcome& o = size.outcomes[r];
-    results.rules.set(normalizers[r].name, {.accuracy = mean_of(size, o.correct),
-                                            .beta = o.beta,
-                                            .sharpened = o.sharpened,
-                                            .entropy = o.entropy,
-                                            .peak = o.peak});
+    results.rules.set(weightings[r].name, {.accuracy = mean_of(size, o.correct),
+                                           .beta = o.beta,
+                                           .sharpened = o.sharpened,
+                                           .entropy = o.entropy,
+                                           .peak = o.peak});
   }
   return results;
 }
 
 std::vector<results::Size> sizes_results(const std::vector<SizeOutcome>& outcomes,
-                                         std::span<const NamedNormalizer> normalizers) {
+                                         std::span<const NamedWeighting> weightings) {
   std::vector<results::Size> sizes;
   sizes.reserve(outcomes.size());
-  for (const SizeOutcome& outcome : outcomes) sizes.push_back(size_results(outcome, normalizers));
+  for (const SizeOutcome& outcome : outcomes) sizes.push_back(size_results(outcome, weightings));
   return sizes;
 }
 
@@ -106,10 +106,10 @@ FitPointsOptions fit_of(const StudyOptions& options,
   return fit;
 }
 
-std::vector<NamedNormalizer> rules_without_fit(const Run& run, const StudyOptions& options) {
+std::vector<NamedWeighting> rules_without_fit(const Run& run, const StudyOptions& options) {
   const std::int64_t trained = run.recipe.sets.largest;
-  const Rule& own = run.recipe.normalizer.rule;
-  const std::vector<NamedNormalizer> as_trained{{"trained", {.rule = own}}};
+  const Rule& own = run.recipe.weighting.rule;
+  const std::vector<NamedWeighting> as_trained{{"trained", {.rule = own}}};
   const Outcome in_distribution = evaluate(run.parameters, as_trained,
                                            {.sizes = {trained},
                                             .sets = 4096,
@@ -120,7 +120,7 @@ std::vector<NamedNormalizer> rules_without_fit(const Run& run, const StudyOption
                                             .progress = {}})
                                       .front()
                                       .outcomes.front();
-  std::vector<NamedNormalizer> rules{{"softmax", {}}};
+  std::vector<NamedWeighting> rules{{"softmax", {}}};
   if (own != Rule::none()) rules.push_back(as_trained.front());
   rules.push_back({"paper", {.rule = Rule::paper()}});
   rules.push_back({"fixed", {.rule = Rule::fixed(2)}});
@@ -142,13 +142,13 @@ results::CalibratedHead calibrated_results(const Run& run, const StudyOptions& o
   Run edited = run;
   Calibration calibration = calibrate(run.parameters, method, options.seed);
   edited.parameters = std::move(calibration.parameters);
-  std::vector<NamedNormalizer> normalizers = rules_without_fit(edited, options);
-  normalizers.push_back({"hard", {.rule = {}, .hard = true}});
-  const auto outcomes = evaluate(edited.parameters, normalizers, calibrated_evaluation_of(options, listener));
+  std::vector<NamedWeighting> weightings = rules_without_fit(edited, options);
+  weightings.push_back({"hard", {.rule = {}, .hard = true}});
+  const auto outcomes = evaluate(edited.parameters, weightings, calibrated_evaluation_of(options, listener));
   return {.edit = calibration.text,
           .directions = calibration.directions,
           .diagnosis = diagnosis_results(edited.parameters),
-          .sizes = sizes_results(outcomes, normalizers)};
+          .sizes = sizes_results(outcomes, weightings)};
 }
 
 // More digits than these no picture shows.
@@ -157,15 +157,15 @@ results::HeatMap map_results(const Run& run, const Study& study, const StudyOpti
   for (const std::int64_t items : options.sizes) {
     if (items > kLargestMap) continue;
     const std::vector<float> map =
-        heat_map(run.parameters, study.normalizers, options.seed, items, kMapSets, kMapColumns);
-    auto weight = map.begin();  // normalizers x sets x columns
+        heat_map(run.parameters, study.weightings, options.seed, items, kMapSets, kMapColumns);
+    auto weight = map.begin();  // weightings x sets x columns
     results::HeatMapFrame frame{.items = items};
-    for (const NamedNormalizer& normalizer : study.normalizers) {
+    for (const NamedWeighting& weighting : study.weightings) {
       std::vector<std::vector<double>> rows(kMapSets, std::vector<double>(kMapColumns));
       for (std::vector<double>& row : rows) {
         for (double& cell : row) cell = std::round(double{*weight++} * 1e4) / 1e4;
       }
-      frame.rules.set(normalizer.name, std::move(rows));
+      frame.rules.set(weighting.name, std::move(rows));
     }
     results.frames.push_back(std::move(frame));
   }
@@ -189,9 +189,9 @@ results::Model model_results(const Run& run, const Study& study, const std::vect
                        .diagnosis = diagnosis_results(run.parameters),
                        .spread_allowed = spread_allowed(run.parameters),
                        .fit = fit_results(study.fit),
-                       .sizes = sizes_results(outcomes, study.normalizers)};
-  for (const NamedNormalizer& n : study.normalizers)
-    model.rules.set(n.name, n.normalizer.hard ? "hard" : n.normalizer.rule.name());
+                       .sizes = sizes_results(outcomes, study.weightings)};
+  for (const NamedWeighting& n : study.weightings)
+    model.rules.set(n.name, n.weighting.hard ? "hard" : n.weighting.rule.name());
   for (const Metrics& m : run.metrics) model.metrics.emplace_back(m.step, m.loss, m.accuracy);
   if (!run.edit.empty()) model.edit = run.edit;
   return model;
@@ -245,7 +245,7 @@ results::HeadResults head_results(const Run& run, const StudyOptions& options, b
   const Study study = study_of(run, options, listener.advance);
   results::HeadResults head{
       .model = model_results(run, study,
-                             evaluate(run.parameters, study.normalizers, evaluation_of(options, listener)))};
+                             evaluate(run.parameters, study.weightings, evaluation_of(options, listener)))};
   if (options.calibrate) {
     head.model.calibrated = {calibrated_results(run, options, CalibrationMethod::classes, listener),
                              calibrated_results(run, options, CalibrationMethod::pairs, listener)};
@@ -270,7 +270,7 @@ Json cache_key(const Run& run, const StudyOptions& options, bool first) {
   files::Checksum weights;
   weights.add_bytes(std::as_bytes(std::span(run.parameters)));
   Json extra = Json::object();
-  for (const NamedNormalizer& n : options.extra) extra[n.name] = n.normalizer.rule.name();
+  for (const NamedWeighting& n : options.extra) extra[n.name] = n.weighting.rule.name();
   return {{"version", results::kVersion},
           {"whet", version()},
           {"target", target()},
@@ -371,7 +371,7 @@ std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, in
 
 Study study_of(const Run& run, const StudyOptions& options,
                const std::function<void(std::int64_t items)>& progress) {
-  Study study{.normalizers = rules_without_fit(run, options),
+  Study study{.weightings = rules_without_fit(run, options),
               .points = fit_points(run.parameters, fit_of(options, progress)),
               .fit = {}};
   // A head that misranks hardly anything, or is so sharp that its entropies are all 0, leaves nothing to fit
@@ -379,10 +379,10 @@ Study study_of(const Run& run, const StudyOptions& options,
   const auto fit = study.points.size() >= kFewestPoints ? fit_if_determined(study.points) : std::nullopt;
   if (fit) {
     study.fit = *fit;
-    study.normalizers.push_back({"refit", {.rule = study.fit.rule()}});
+    study.weightings.push_back({"refit", {.rule = study.fit.rule()}});
   }
-  study.normalizers.insert(study.normalizers.end(), options.extra.begin(), options.extra.end());
-  study.normalizers.push_back({"hard", {.rule = {}, .hard = true}});
+  study.weightings.insert(study.weightings.end(), options.extra.begin(), options.extra.end());
+  study.weightings.push_back({"hard", {.rule = {}, .hard = true}});
   return study;
 }
 

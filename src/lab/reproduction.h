@@ -29,7 +29,7 @@ struct StudyOptions {
   std::int64_t sets = 0;   // of each size; 0: default_sets(size)
   std::uint64_t seed = 1;  // of the sets
   Precision precision = Precision::f32;
-  std::vector<NamedNormalizer> extra{};  // beside the standard ones
+  std::vector<NamedWeighting> extra{};  // beside the standard ones
   bool calibrate = true;  // also the two calibrated versions of every head, on a quarter of the sets
   int threads = 0;
   bool cache = false;  // results of each head in evaluation.json of its run, so that a stopped study resumes
@@ -55,7 +55,7 @@ std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, in
 // hard. Label-free: the targets are the mean entropy and the mean largest weight of the head itself, as it
 // was trained, on sets of its largest training size, which no evaluation uses.
 struct Study {
-  std::vector<NamedNormalizer> normalizers;
+  std::vector<NamedWeighting> weightings;
   std::vector<FitPoint> points;
   PolynomialFit fit;  // no coefficients: the points determine none
 };

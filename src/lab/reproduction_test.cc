@@ -40,7 +40,7 @@ TEST(Study, OfAHeadWhoseEntropiesAreAllZeroLeavesTheFitOut) {
   ASSERT_GE(study.points.size(), kFewestPoints);
   ASSERT_TRUE(std::ranges::all_of(study.points, [](const FitPoint& p) { return p.entropy == 0; }));
   EXPECT_TRUE(study.fit.coefficients.empty());
-  for (const NamedNormalizer& n : study.normalizers) EXPECT_NE(n.name, "refit");
+  for (const NamedWeighting& n : study.weightings) EXPECT_NE(n.name, "refit");
 }
 
 TEST(Study, OfSuchAHeadHasResults) {

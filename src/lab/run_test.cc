@@ -232,7 +232,7 @@ TEST_F(RunFolder, RefusesAnotherRecipeAndNamesTheField) {
   const std::string steps = error_of<Error>([&] { train(folder, other); });
   EXPECT_TRUE(contains(steps, folder) && contains(steps, "steps is 3 there and 3000 here")) << steps;
   other = short_recipe();
-  other.normalizer.rule = Rule::fixed(2);
+  other.weighting.rule = Rule::fixed(2);
   const std::string rule = error_of<Error>([&] { train(folder, other); });
   EXPECT_TRUE(contains(rule, "rule is \"none\" there and \"fixed:2\" here")) << rule;
   EXPECT_TRUE(snapshot(folder) == before);

@@ -19,7 +19,7 @@ Trainer::Trainer(const Recipe& recipe, TrainingState state)
 void Trainer::step() {
   draw_training_batch(recipe_.sets_at(state_.step), recipe_.seed, static_cast<std::uint64_t>(state_.step),
                       recipe_.batch, batch_);
-  head_.forward(state_.parameters.data(), batch_, std::span(&recipe_.normalizer, 1));
+  head_.forward(state_.parameters.data(), batch_, std::span(&recipe_.weighting, 1));
   head_.backward(gradients_.data());
 
   kernels::AdamStep adam{.rate = recipe_.rate_at(state_.step)};

@@ -189,7 +189,7 @@ struct Reproduction {
   std::optional<ByMethod<std::vector<SizeSummary>>> calibrated_summary{};
 };
 
-// ---- kind "benchmark": written by bench/command.py
+// ---- kind "benchmark": written by bench.command
 
 struct Bar {
   std::string text{};  // what the ratio is of

@@ -163,7 +163,7 @@ def test_a_benchmark_has_its_limits_drawn(browser, drawn):
     bars = [{"text": "kept", "value": 0.7, "limit": 0.8, "at_most": True},
             {"text": "missed <b>", "value": 4.6, "limit": 5, "at_most": False}]
     section = {"title": "Softmax", "note": "one thread", "headers": ["shape", "ns"], "rows": [["4×4", "1.2"]], "bars": bars}
-    provenance = {"command": "python bench/rows.py", "whet": "0.1.0", "machine": "one", "target": "AVX2", "threads": 2}
+    provenance = {"command": "python -m bench.rows", "whet": "0.1.0", "machine": "one", "target": "AVX2", "threads": 2}
     browser.open(drawn(rows={"schema": "whet results", "version": 1, "kind": "benchmark", "provenance": provenance,
                              "facts": {"caches": "none"}, "sections": [section, {**section, "title": "Empty", "bars": []}]}))
     assert browser.problems() == []

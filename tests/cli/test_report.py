@@ -235,9 +235,9 @@ def test_files_that_are_no_results_are_refused(here_with_runs, content, saying):
 
 
 def test_benchmarks_write_what_whet_reads(here):
-    (here / "rows.json").write_text(json.dumps(benchmark(command="python bench/rows.py")))
+    (here / "rows.json").write_text(json.dumps(benchmark(command="python -m bench.rows")))
     (shown,) = json.loads(ok("report", "rows.json", "--format", "json"))["runs"]
-    assert shown["results"]["provenance"]["command"] == "python bench/rows.py"
+    assert shown["results"]["provenance"]["command"] == "python -m bench.rows"
     (section,) = shown["results"]["sections"]
     assert section["rows"] == [["4×4", "1.5"]] and section["bars"][0] == {"text": "a", "value": 0.5, "limit": 1, "at_most": True}
 

@@ -291,6 +291,8 @@ static void test_attention_backward(void) {
   const whet_attention_options options = {.struct_size = sizeof options, .has_scale = 1, .scale = 0.5};
   const whet_attention_backward_options backward = {.struct_size = sizeof backward, .hold_beta = 1};
   whet_execution execution = {.struct_size = sizeof execution};
+  int64_t saved_size = 0;
+  CHECK(whet_saved_size(NULL, NULL, &saved_size) == WHET_OK && saved_size == 3);
   for (int i = 0; i < kHeads * kQueries * kValueSize; ++i) g[i] = 1;
   CHECK(whet_attention_backward_workspace(&queries, &keys, &values, &gradients, &options, &backward, NULL,
                                           &execution.workspace_bytes) == WHET_OK);

@@ -204,7 +204,7 @@ def masked(values):
 def test_masked_arrays_are_refused_not_stripped(x):
     """Also where nothing is masked, so that it doesn't depend on the data."""
     hidden = np.ma.masked_array(x, mask=x > 0)
-    states, stats = whet.states(x), whet.softmax(x, return_stats=True)[1]
+    states, (_, saved) = whet.states(x), whet.softmax(x, return_saved=True)
     for given in (hidden, masked(x), list(hidden), [list(hidden)[:1]]):
         refused(TypeError, "x", whet.softmax, given)
         refused(TypeError, "x", whet.softmax_backward, given, x)
@@ -216,7 +216,7 @@ def test_masked_arrays_are_refused_not_stripped(x):
     refused(TypeError, "lengths", whet.softmax, x, lengths=masked([1, 2, 3, 4]))
     refused(TypeError, "out", whet.softmax, x, out=masked(np.empty_like(x)))
     refused(TypeError, "out", whet.softmax_backward, x, x, out=masked(np.empty_like(x)))
-    refused(TypeError, "stats", whet.softmax_backward, x, x, stats=stats._replace(beta=masked(stats.beta)))
+    refused(TypeError, "saved", whet.softmax_backward, x, x, saved=masked(saved))
     refused(TypeError, "a", whet.merge, np.ma.masked_array(states), states)
     refused(TypeError, "states", whet.Paper().beta, np.ma.masked_array(states))
     refused(TypeError, "spread", whet.horizon, masked([6.0]), 0.5)
@@ -230,6 +230,7 @@ def test_masked_arrays_in_attention(qkv):
     for name, given in (("query", q), ("key", k), ("value", v)):
         refused(TypeError, name, whet.attention, **{"query": q, "key": k, "value": v, name: masked(given)})
     refused(TypeError, "dout", whet.attention_backward, q, k, v, masked(q))
+    refused(TypeError, "saved", whet.attention_backward, q, k, v, q, saved=masked(np.empty((1, 4, 3, 3), np.float32)))
     sides = {"mask": np.ones((3, 5), bool), "bias": np.zeros((3, 5)), "lengths": [5], "sinks": np.zeros(4),
              "query_scale": np.ones(3), "query_starts": [0, 3], "key_starts": [0, 5], "weight_rows": [[0, 0, 0]],
              "out": np.empty_like(q)}
@@ -246,13 +247,15 @@ def addressed(a):
 
 
 def test_by_address(x, qkv):
-    out, stats = np.empty_like(x[::-1]), np.empty((4, 10))
+    out, stats, saved = np.empty_like(x[::-1]), np.empty((4, 10)), np.empty((4, 6), np.float32)
     lengths = np.array([6, 3, 1, 0])
     _core.softmax(addressed(x[::-1]), addressed(out), rule="paper", mask=addressed(np.ones((1, 6), bool)),
-                  lengths=addressed(lengths), stats=addressed(stats))
-    expected, expected_stats = whet.softmax(x[::-1], rule="paper", lengths=lengths, return_stats=True)
+                  lengths=addressed(lengths), stats=addressed(stats), saved=addressed(saved))
+    expected, expected_stats, expected_saved = whet.softmax(x[::-1], rule="paper", lengths=lengths, return_stats=True,
+                                                            return_saved=True)
     np.testing.assert_array_equal(out, expected)
     np.testing.assert_array_equal(stats, np.stack(expected_stats, -1))
+    np.testing.assert_array_equal(saved, expected_saved)
 
     out = np.empty_like(qkv[0])
     _core.attention(*map(addressed, qkv), (out.ctypes.data, F32, out.shape, None), causal=True)
@@ -285,13 +288,13 @@ def test_rows_of_weights_are_triples(rng):
         whet.attention(q, q, q, weight_rows=[[0, 0], [1, 0], [0, 1]])
 
 
-def test_stats_belong_to_the_rows(rng):
+def test_what_was_saved_belongs_to_the_rows(rng):
     x = rng.normal(size=(4, 6))
-    _, stats = whet.softmax(x, axis=0, rule="paper", return_stats=True)
-    with pytest.raises(ValueError, match=r"^stats: are of rows \(6,\), must be of those of this call, \(4,\)"):
-        whet.softmax_backward(x, x, rule="paper", stats=stats)
-    with pytest.raises(TypeError, match="^stats: is a int"):
-        whet.softmax_backward(x, x, stats=3)
+    _, saved = whet.softmax(x, axis=0, rule="paper", return_saved=True)
+    with pytest.raises(ValueError, match=r"^saved: its sizes are .* must be 4 rows of 6"):
+        whet.softmax_backward(x, x, rule="paper", saved=saved)
+    with pytest.raises(TypeError, match="^saved: its dtype is int64"):
+        whet.softmax_backward(x, x, saved=3)
 
 
 def test_horizon_of_small_types():

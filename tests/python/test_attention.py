@@ -142,9 +142,9 @@ def test_backward(rng, rule):
     def loss(q, k, v, bias, sinks):
         return (oracle.attention(q, k, v, rule, bias=bias, sinks=sinks, is_causal=True)[0] * dout).sum()
 
-    _, stats = whet.attention(q, k, v, rule=rule, bias=bias, sinks=sinks, is_causal=True, return_stats=True)
-    for saved in (None, stats):
-        gradients = whet.attention_backward(q, k, v, dout, rule=rule, bias=bias, sinks=sinks, is_causal=True, stats=saved)
+    given_too = {"rule": rule, "bias": bias, "sinks": sinks, "is_causal": True}
+    for saved in (None, whet.attention(q, k, v, return_saved=True, **given_too)[1]):
+        gradients = whet.attention_backward(q, k, v, dout, saved=saved, **given_too)
         for i, gradient in enumerate(gradients):
             assert gradient.shape == given[i].shape
             step = 1e-6 * rng.normal(size=given[i].shape)

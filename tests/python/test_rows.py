@@ -104,8 +104,8 @@ def test_sharpen(rng):
 def test_softmax_backward(rng, rule):
     """Against differences of the function itself, which the tests above compare with the oracle."""
     x, dout = rng.normal(size=(2, 8)), rng.normal(size=(2, 8))
-    _, stats = whet.softmax(x, rule=rule, return_stats=True)
-    gradient = whet.softmax_backward(x, dout, rule=rule, stats=stats)
+    _, saved = whet.softmax(x, rule=rule, return_saved=True)
+    gradient = whet.softmax_backward(x, dout, rule=rule, saved=saved)
     np.testing.assert_allclose(whet.softmax_backward(x, dout, rule=rule), gradient, atol=1e-9)
     step = 1e-4 if rule.startswith("target") else 1e-6
     for at in np.ndindex(x.shape):

@@ -75,6 +75,7 @@ from whet import _core
 
 x = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)
 out, stats, where, lengths = np.empty_like(x), np.empty((2, 10)), np.ones((1, 16), bool), np.array([16, 3])
+saved = np.empty((2, 6), np.float32)
 by_address = (x.ctypes.data, 0, x.shape, None)
 q = x[None, None]
 
@@ -87,7 +88,7 @@ def refused(function, *arguments, **options):
 
 def calls(count):
     for i in range(count // 5):
-        _core.softmax(x, out, rule="paper", mask=where, lengths=lengths, stats=stats)
+        _core.softmax(x, out, rule="paper", mask=where, lengths=lengths, stats=stats, saved=saved)
         _core.softmax(by_address, out)
         refused(_core.softmax, x, out, axis=5)
         refused(_core.softmax, lengths, out)

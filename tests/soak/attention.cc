@@ -295,6 +295,7 @@ GradientBound gradient_bound(const oracle::Attention& p, const oracle::Forward<R
 // Leaves out optional outputs, in any combination.
 void drop_some(AttentionOutputs& outputs, Dice& dice) {
   if (dice.chance(0.3)) outputs.stats = {};
+  if (dice.chance(0.5)) outputs.saved = {};
   if (dice.chance(0.5)) outputs.weight_rows = {}, outputs.weights = {};
   if (dice.chance(0.5)) outputs.top_k = 0, outputs.top_keys = {}, outputs.top_weights = {};
   if (dice.chance(0.5)) outputs.column_sums = {};
@@ -374,9 +375,9 @@ void check_backward(Drawn drawn, const Case& c, Tally& tally) {
   });
   call.dout.set(p.dout.values);
   const bool given = dice.chance(0.7);
-  if (!given) call.outputs.stats = {};
+  if (!given) call.outputs.saved = {};
   const AttentionGradients wanted = draw_wanted(call, dice);
-  const AttentionBackwardOptions backward_options{.beta_gradient = drawn.mode, .stats = call.outputs.stats};
+  const AttentionBackwardOptions backward_options{.beta_gradient = drawn.mode, .saved = call.outputs.saved};
   std::vector<std::byte> workspace;
   if (drawn.workspace) {
     use_workspace(call.execution, workspace,
@@ -408,9 +409,9 @@ void check_in_shards(const Drawn& drawn, const Case& c, Tally& tally) {
   Dice dice(c, 15);
   const Cuts cuts = draw_starts(dice, dice.between(1, 5), drawn.p.M);
   SCOPED_TRACE("cuts " + testing::PrintToString(cuts));
-  Places places(drawn.p, drawn.type, cuts);
-  if (dice.chance(0.5)) places.reverse();
-  const auto gathered = gather<Arithmetic>(drawn.p, places);
+  Devices devices(drawn.p, drawn.type, cuts);
+  if (dice.chance(0.5)) devices.reverse();
+  const auto gathered = gather<Arithmetic>(drawn.p, devices);
   const std::int64_t shards = std::ssize(cuts) - 1;
   for (const char* function : {"shard_states", "shard_attention"})
     count(tally, function, drawn.p.rows(), shards);

@@ -210,7 +210,7 @@ struct Written {
 
 using RowFunction = void (*)(ConstView, View, const SoftmaxOptions&, const SoftmaxOutputs&, const Execution&);
 
-Written run(const Rows& rows, RowFunction function, int threads, bool stats) {
+Written run(const Rows& rows, RowFunction function, int threads, bool stats, const View& saved = {}) {
   Placed in(rows.type, rows.in, rows.in_layout), out(rows.type, rows.sizes, rows.out_layout), mask;
   if (rows.mask.given()) mask = Placed(DType::boolean, rows.mask, rows.mask_layout);
   Placed& to = rows.in_place ? in : out;
@@ -221,7 +221,7 @@ Written run(const Rows& rows, RowFunction function, int threads, bool stats) {
             .axis = static_cast<int>(rows.axis),
             .mask = mask.view(),
             .lengths = rows.lengths},
-           {.stats = written.stats}, {.threads = threads});
+           {.stats = written.stats, .saved = saved}, {.threads = threads});
   EXPECT_TRUE(to.gaps_are_intact());
   written.values = to.values();
   return written;
@@ -449,7 +449,8 @@ void check_softmax_backward(const Case& c, Tally& tally) {
   }
   const Forced forced(rows.target);
   SCOPED_TRACE(rows.describe());
-  const std::vector<RowStats> stats = run(rows, softmax, rows.threads, true).stats;
+  const SavedRows saved(rows.type, rows.count(), saved_size(SoftmaxOptions{.rule = library_rule(rows.rule)}));
+  const std::vector<RowStats> stats = run(rows, softmax, rows.threads, true, saved.view()).stats;
   count(tally, "softmax", 0);
 
   const BetaGradient mode = dice.chance(0.7) ? BetaGradient::through_rule : BetaGradient::held;
@@ -464,9 +465,7 @@ void check_softmax_backward(const Case& c, Tally& tally) {
                       .axis = static_cast<int>(rows.axis),
                       .mask = mask.view(),
                       .lengths = rows.lengths},
-                     {.beta_gradient = mode,
-                      .stats = given ? std::span<const RowStats>(stats) : std::span<const RowStats>()},
-                     {.threads = threads});
+                     {.beta_gradient = mode, .saved = given ? saved.view() : View{}}, {.threads = threads});
     EXPECT_TRUE(to.gaps_are_intact());
     return to.values();
   };

@@ -8,22 +8,23 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from whet.jax._ffi import beta_of
 from whet.jax.rows import below_max, beta_slope, weights_and_tangent
 from whet.rules import rule as rule_of
-from whet.stats import Stats
 
 if TYPE_CHECKING:
     from whet.jax.attention import _Arrays, _Options
 
 
-def attention_tangent(options: _Options, arrays: _Arrays, stats: jax.Array, along: dict[str, jax.Array]) -> jax.Array:
+def attention_tangent(options: _Options, residuals: tuple[_Arrays, jax.Array],
+                      along: dict[str, jax.Array]) -> jax.Array:
     """The derivative of the output along tangents of some operands."""
-    dtype = jnp.promote_types(arrays.query.dtype, jnp.float32)
-    of_rows = Stats(*jnp.moveaxis(stats[..., None].astype(dtype), -2, 0))
+    arrays, saved = residuals
+    beta = beta_of(saved)[..., None]
     out_dtype = arrays.query.dtype
-    arrays, along = jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x,
+    arrays, along = jax.tree.map(lambda x: x.astype(saved.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x,
                                  (arrays, along))
-    groups = arrays.query.shape[2] // max(arrays.key.shape[2], 1)
+    keys, groups = arrays.key.shape[1], arrays.query.shape[2] // max(arrays.key.shape[2], 1)
     logits, dlogits = _logits(options, arrays, along, groups)
     visible = jnp.broadcast_to(_visible(options, arrays), logits.shape) & (logits != -jnp.inf)
     if arrays.sinks is not None:  # one more key, which rows that see no other ignore
@@ -36,12 +37,12 @@ def attention_tangent(options: _Options, arrays: _Arrays, stats: jax.Array, alon
     dlogits = jnp.where(visible, dlogits, 0)
     y = below_max(logits, visible, -1)
     if not options.hold_beta:
-        slope = jnp.where(of_rows.count <= 1, 0, _log_beta_gradients(options, logits, visible))
+        count = jnp.sum(visible[..., :keys], -1, keepdims=True)  # beta of a row of one key is 1, whatever its sink
+        slope = jnp.where(count <= 1, 0, _log_beta_gradients(options, logits, visible))
         dlogits = dlogits + y * jnp.sum(slope * dlogits, -1, keepdims=True)
-    u = jnp.where(visible, of_rows.beta * y, -jnp.inf)
-    weights, dweights = weights_and_tangent(u, of_rows.beta * dlogits, options.normalizer)
+    u = jnp.where(visible, beta * y, -jnp.inf)
+    weights, dweights = weights_and_tangent(u, beta * dlogits, options.normalizer)
 
-    keys = arrays.key.shape[1]
     out = _weighed(dweights[..., :keys], arrays.value, groups)
     if "value" in along:
         out = out + _weighed(weights[..., :keys], along["value"], groups)

@@ -85,14 +85,18 @@ def varying_alike(*arrays: Any) -> list[Any]:
             for array, have in zip(arrays, axes)]
 
 
-# ---- stats
-
-# JAX has no float64 unless told to, but the backward pass wants the numbers as they were: as pairs of 32 bits.
-_WORDS = 2 * len(Stats._fields)
+# ---- results per row
 
 
-def saved_type(rows: tuple[int, ...]) -> tuple[tuple[int, ...], Any]:
-    return (*rows, _WORDS), np.uint32
+def saved_type(rows: tuple[int, ...], rule: str | list[str], normalizer: str,
+               dtype: Any) -> tuple[tuple[int, ...], Any]:
+    """What backward reads beside the operands, in the type of the arithmetic. `rule` may be a list, one per head."""
+    return (*rows, _core.saved_size(rule, normalizer)), jnp.promote_types(dtype, jnp.float32)
+
+
+def beta_of(saved: jax.Array) -> jax.Array:
+    """beta of each row; 1 in one that sees nothing or holds NaN."""
+    return saved[..., 1]
 
 
 def stats_type(rows: tuple[int, ...]) -> tuple[tuple[int, ...], Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
@@ -212,7 +212,7 @@ def _attention_jvp(primals: Any, tangents: Any) -> Any:
     results = _call(options, arrays, save=True)
     out, saved = results.pop("out"), results.pop("saved")
     if perturbed:
-        dout = linear_call(partial(_tangent, options), partial(_gradients, options, tuple(perturbed)),
+        dout = linear_call(partial(attention_tangent, options), partial(_gradients, options, tuple(perturbed)),
                            (arrays, saved), perturbed)
     else:
         dout = jnp.zeros_like(out)
@@ -222,12 +222,6 @@ def _attention_jvp(primals: Any, tangents: Any) -> Any:
 def _no_tangent(values: jax.Array) -> Any:
     integers = jnp.issubdtype(values.dtype, jnp.integer)
     return np.zeros(values.shape, jax.dtypes.float0) if integers else jnp.zeros_like(values)
-
-
-def _tangent(options: _Options, residuals: Any, along: dict[str, jax.Array]) -> jax.Array:
-    arrays, _ = residuals
-    stats = _call(replace(options, return_stats=True, top_k=0, column_sums=False), arrays, save=False)["stats"]
-    return attention_tangent(options, arrays, stats, along)
 
 
 def _gradients(options: _Options, names: tuple[str, ...], residuals: Any, dout: jax.Array) -> dict[str, jax.Array]:
@@ -243,7 +237,8 @@ def _call(options: _Options, arrays: _Arrays, save: bool) -> dict[str, jax.Array
     rows = (batch, heads, queries)
     results: dict[str, Any] = {"out": ((batch, queries, heads, arrays.value.shape[-1]), arrays.query.dtype)}
     if save:
-        results["saved"] = saved_type(rows)
+        rules = [name for name in options.rules.split(";") if name]  # none if there are no heads
+        results["saved"] = saved_type(rows, rules, options.normalizer, arrays.query.dtype)
     if options.return_stats:
         results["stats"] = stats_type(rows)
     if options.top_k > 0:

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 
 from whet import _core
 from whet._arguments import flag, integer
-from whet.jax._ffi import (array, call, check_bool, check_broadcasts, check_float, saved_type, stats_of, stats_type,
-                           varying_alike, with_axes)
+from whet.jax._ffi import (array, beta_of, call, check_bool, check_broadcasts, check_float, saved_type, stats_of,
+                           stats_type, varying_alike, with_axes)
 from whet.jax._linear import linear_call
 from whet.rules import NoRule, Rule, RuleLike
 from whet.rules import rule as rule_of
@@ -97,9 +97,10 @@ def log_softmax(x: Any, axis: int | Sequence[int] | None = -1, where: Any = None
     [0.0, -2000.0]
     """
     x, where = _checked(x, where)
-    options = _Options(_axes(axis, x.ndim), rule_of(rule), "softmax", flag(hold_beta, "hold_beta"), True)
+    options = _Options(_axes(axis, x.ndim), rule_of(rule), "softmax", flag(hold_beta, "hold_beta"),
+                       flag(return_stats, "return_stats"))
     logs, stats = _jitted_log(options, x, where)
-    return (logs, stats) if flag(return_stats, "return_stats") else logs
+    return (logs, stats) if return_stats else logs
 
 
 def _checked(x: Any, where: Any) -> tuple[jax.Array, jax.Array | None]:
@@ -270,7 +271,7 @@ def _call(options: _Options, x: jax.Array, where: jax.Array | None, save: bool) 
     rows = tuple(size for i, size in enumerate(x.shape) if i != x.ndim + options.axis)
     results = {"out": (x.shape, x.dtype)}
     if save:
-        results["saved"] = saved_type(rows)
+        results["saved"] = saved_type(rows, options.rule.name, options.normalizer, x.dtype)
     if options.return_stats:
         results["stats"] = stats_type(rows)
     return call("whet_softmax", {"x": x, "where": where}, results, **options.attributes())
@@ -290,20 +291,22 @@ def _log_softmax(options: _Options, x: jax.Array, where: jax.Array | None) -> tu
 
 
 @jax.custom_jvp
-def _beta(options: _Options, x: jax.Array, where: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-    """beta of each row, in x's dtype, and the stats."""
-    stats = _call(options, x, where, save=False)["stats"]
-    return stats[..., Stats._fields.index("beta")].astype(x.dtype), stats
+def _beta(options: _Options, x: jax.Array, where: jax.Array | None) -> tuple[jax.Array, Any]:
+    """beta of each row, in x's dtype, and the stats if they are asked for."""
+    results = _call(options, x, where, save=True)
+    return beta_of(results["saved"]), results.get("stats")
 
 
 @_beta.defjvp
 def _beta_jvp(primals: Any, tangents: Any) -> Any:
     options, x, where = primals
     _, dx, _ = tangents
-    beta, stats = _beta(options, x, where)
+    results = _call(options, x, where, save=True)
+    saved, stats = results["saved"], results.get("stats")
+    beta = beta_of(saved)
     if options.beta_is_constant:
         dbeta = jnp.zeros_like(beta)
     else:
-        slope = jnp.expand_dims(beta, options.axis) * log_beta_gradient(options, (x, where, None))
+        slope = jnp.expand_dims(beta, options.axis) * log_beta_gradient(options, (x, where, saved))
         dbeta = jnp.sum(slope * jnp.where(visible_keys(x, where), dx, 0), options.axis)
-    return (beta, stats), (dbeta, jnp.zeros_like(stats))
+    return (beta, stats), (dbeta, jax.tree.map(jnp.zeros_like, stats))

@@ -3,7 +3,8 @@ autograd of torch see.
 
 B batch, H query heads, K key heads, N queries, M keys, D and E the sizes of a key and of a value: see Operands. `rule`
 is one name, or one per query head joined by ";". The second result of whet::attention is a buffer of stats,
-(B, H, N, 10) or (B, H, N, 0).
+(B, H, N, 10), the third what whet::attention_backward would otherwise find again, (B, H, N, saved_size) in the type of
+the arithmetic; both are (B, H, N, 0) unless with_stats and with_saved ask for them.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from torch import Tensor
 
 from whet import _core
 from whet.torch import _attention_tangent
-from whet.torch._operators import define, one_by_one, recorded, register, transformed
-from whet.torch._tensors import (by_address, by_addresses, call, mapped_first, skips_dispatcher, stats_buffer,
-                                 stats_if_any, tracing, transforming)
+from whet.torch._operators import define, of_backward, one_by_one, recorded, register, transformed
+from whet.torch._tensors import (by_address, by_addresses, call, if_any, mapped_first, saved_buffer, skips_dispatcher,
+                                 stats_buffer, tracing, transforming)
 
 # The extension's names for the arguments of whet.torch.attention.
 _NAMES = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask", "bias": "attn_mask", "causal": "is_causal",
@@ -56,10 +57,11 @@ _OPERANDS = ("Tensor query, Tensor key, Tensor value, Tensor? mask=None, Tensor?
 _OPTIONS = ('str rule="none", str normalizer="softmax", float? scale=None, bool causal=False, str align="start", '
             "SymInt window_left=-1, SymInt window_right=-1, float softcap=0.0, bool hold_beta=False, float dropout=0.0")
 
-define("whet::attention", f"({_OPERANDS}, *, bool with_stats=False, {_OPTIONS}) -> (Tensor, Tensor)")
+define("whet::attention", f"({_OPERANDS}, *, bool with_stats=False, {_OPTIONS}, bool with_saved=False) -> "
+       "(Tensor, Tensor, Tensor)")
 
 # `wanted` are Gradients; those that aren't have no elements.
-define("whet::attention_backward", f"(Tensor dout, Tensor? stats, {_OPERANDS}, *, bool[] wanted, {_OPTIONS}) -> "
+define("whet::attention_backward", f"(Tensor dout, Tensor? saved, {_OPERANDS}, *, bool[] wanted, {_OPTIONS}) -> "
        "(Tensor, Tensor, Tensor, Tensor, Tensor)")
 
 # weights (R, M), top_keys and top_weights (B, H, N, top_k), column_sums (B, H, M); no elements where not asked for.
@@ -105,29 +107,36 @@ def attention(*operands: Tensor | None, **options: Any) -> Any:
     return (_Attention if transforming() else _RecordedAttention).apply(*operands, options)
 
 
-def _attention(*operands: Tensor | None, with_stats: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
+def _attention(*operands: Tensor | None, with_stats: bool = False, with_saved: bool = False,
+               **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     given = Operands(*operands)
-    stats = stats_buffer(given.query.shape[:3], with_stats, given.query)
-    return forward(given, by_addresses(stats=stats_if_any(stats)), **options), stats
+    stats, saved = _row_buffers(given.query, with_stats, with_saved, options)
+    return forward(given, by_addresses(stats=if_any(stats), saved=if_any(saved)), **options), stats, saved
 
 
-def _attention_shapes(*operands: Tensor | None, with_stats: bool = False, **options: Any) -> tuple[Tensor, Tensor]:
+def _attention_shapes(*operands: Tensor | None, with_stats: bool = False, with_saved: bool = False,
+                      **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     query, _, value, *_ = Operands(*operands)
     out = _heads_inside((*query.shape[:3], value.shape[3]), query)
-    return out, stats_buffer(query.shape[:3], with_stats, query)
+    return out, *_row_buffers(query, with_stats, with_saved, options)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _row_buffers(query: Tensor, with_stats: bool, with_saved: bool, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    rows = query.shape[:3]
+    return stats_buffer(rows, with_stats, query), saved_buffer(rows, with_saved, query, **_with_rules(options))
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     *operands, options = inputs
-    _, stats = output
-    ctx.save_for_backward(stats, *operands)
-    ctx.save_for_forward(stats, *operands)
-    ctx.options = {name: value for name, value in options.items() if name != "with_stats"}
-    ctx.mark_non_differentiable(stats)
+    _, stats, saved = output
+    ctx.save_for_backward(saved, *operands)
+    ctx.save_for_forward(saved, *operands)
+    ctx.options = of_backward(options)
+    ctx.mark_non_differentiable(stats, saved)
     ctx.set_materialize_grads(False)
 
 
-def _gradient(ctx: Any, dout: Tensor | None, _: None) -> tuple[Any, ...]:
+def _gradient(ctx: Any, dout: Tensor | None, *_: None) -> tuple[Any, ...]:
     gradients = Operands(None, None, None)
     if dout is not None:
         needed = dict(zip(Operands._fields, ctx.needs_input_grad))
@@ -138,11 +147,11 @@ def _gradient(ctx: Any, dout: Tensor | None, _: None) -> tuple[Any, ...]:
     return *gradients, None
 
 
-def _tangent(ctx: Any, *tangents: Any) -> tuple[Tensor, None]:
+def _tangent(ctx: Any, *tangents: Any) -> tuple[Tensor, None, None]:
     *tangents_of_operands, _ = tangents
-    stats, *operands = ctx.saved_tensors
+    saved, *operands = ctx.saved_tensors
     given, along = Operands(*operands), Operands(*tangents_of_operands)
-    return _attention_tangent.attention_tangent(given, along, stats, **ctx.options), None
+    return _attention_tangent.attention_tangent(given, along, saved, **ctx.options), None, None
 
 
 def _attention_mapped(info: Any, in_dims: tuple[Any, ...], *operands: Tensor | None, **options: Any) -> Any:
@@ -150,29 +159,28 @@ def _attention_mapped(info: Any, in_dims: tuple[Any, ...], *operands: Tensor | N
     if _are_shared(given, axes):
         return one_by_one(attention, info.batch_size, axes, given, options)
     results = attention(*_all_folded(info.batch_size, axes, given), **options)
-    return tuple(result.unflatten(0, (info.batch_size, -1)) for result in results), (0, 0)
+    return tuple(result.unflatten(0, (info.batch_size, -1)) for result in results), (0, 0, 0)
 
 
 # ---- its gradient
 
 
-def attention_backward(dout: Tensor, stats: Tensor | None, *operands: Tensor | None, **options: Any) -> Any:
-    if skips_dispatcher((dout, stats, *operands)):
-        return _attention_backward(dout, stats, *operands, **options)
+def attention_backward(dout: Tensor, saved: Tensor | None, *operands: Tensor | None, **options: Any) -> Any:
+    if skips_dispatcher((dout, saved, *operands)):
+        return _attention_backward(dout, saved, *operands, **options)
     if tracing():
-        return torch.ops.whet.attention_backward(dout, stats, *operands, **options)
-    return _AttentionBackward.apply(dout, stats, *operands, options)
+        return torch.ops.whet.attention_backward(dout, saved, *operands, **options)
+    return _AttentionBackward.apply(dout, saved, *operands, options)
 
 
-def _attention_backward(dout: Tensor, stats: Tensor | None, *operands: Tensor | None, wanted: Sequence[bool],
+def _attention_backward(dout: Tensor, saved: Tensor | None, *operands: Tensor | None, wanted: Sequence[bool],
                         **options: Any) -> tuple[Tensor, ...]:
-    given, stats = _integers_contiguous(Operands(*operands)), stats_if_any(stats)
+    given, saved = _integers_contiguous(Operands(*operands)), if_any(saved)
     gradients = _empty_gradients(given, wanted)
     names = Gradients(query="dq", key="dk", value="dv", bias="dbias", sinks="dsinks")
     written = {name: by_address(gradient) for name, gradient, want in zip(names, gradients, wanted) if want}
     call(_core.attention_backward, _NAMES, by_address(given.query), by_address(given.key), by_address(given.value),
-         by_address(dout), **by_addresses(stats=stats), **written, **_sides(given),
-         **_with_rules(options))
+         by_address(dout), **by_addresses(saved=saved), **written, **_sides(given), **_with_rules(options))
     return tuple(gradients)
 
 
@@ -182,7 +190,7 @@ def _integers_contiguous(operands: Operands) -> Operands:
     return operands._replace(**{name: values.contiguous() for name, values in integers.items() if values is not None})
 
 
-def _attention_backward_shapes(dout: Tensor, stats: Tensor | None, *operands: Tensor | None, wanted: Sequence[bool],
+def _attention_backward_shapes(dout: Tensor, saved: Tensor | None, *operands: Tensor | None, wanted: Sequence[bool],
                                **options: Any) -> tuple[Tensor, ...]:
     return tuple(_empty_gradients(Operands(*operands), wanted))
 
@@ -204,15 +212,15 @@ def _no_second_gradient(ctx: Any, *_: Tensor) -> None:
     raise RuntimeError("whet.torch.attention can be differentiated once: its gradient has no gradient of its own")
 
 
-def _attention_backward_mapped(info: Any, in_dims: tuple[Any, ...], dout: Tensor, stats: Tensor | None,
+def _attention_backward_mapped(info: Any, in_dims: tuple[Any, ...], dout: Tensor, saved: Tensor | None,
                                *operands: Tensor | None, **options: Any) -> Any:
-    dout_axis, stats_axis, *axes_of_operands = in_dims
+    dout_axis, saved_axis, *axes_of_operands = in_dims
     given, axes, wanted = Operands(*operands), Operands(*axes_of_operands), Gradients(*options["wanted"])
     if wanted.bias or wanted.sinks or _are_shared(given, axes):
-        return one_by_one(attention_backward, info.batch_size, (dout_axis, stats_axis, *axes), (dout, stats, *given),
+        return one_by_one(attention_backward, info.batch_size, (dout_axis, saved_axis, *axes), (dout, saved, *given),
                           options)
     size, batch = info.batch_size, _batch_of(given.query, axes.query)
-    results = attention_backward(_folded(dout, dout_axis, size, batch), _folded(stats, stats_axis, size, batch),
+    results = attention_backward(_folded(dout, dout_axis, size, batch), _folded(saved, saved_axis, size, batch),
                                  *_all_folded(size, axes, given), **options)
     unfolded = (result.unflatten(0, (size, -1)) if want else result for result, want in zip(results, wanted))
     return tuple(unfolded), tuple(0 if want else None for want in wanted)

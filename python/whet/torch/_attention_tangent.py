@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from whet.rules import rule as rule_of
-from whet.stats import Stats
 from whet.torch._rows_operators import below_max, log_beta_gradient, softmax, softmax_backward
+from whet.torch._tensors import BETA
 
 if TYPE_CHECKING:
     from whet.torch._attention_operators import Operands
 
 
-def attention_tangent(given: Operands, along: Operands, stats: Tensor, *, rule: str = "none",
+def attention_tangent(given: Operands, along: Operands, saved: Tensor, *, rule: str = "none",
                       normalizer: str = "softmax", hold_beta: bool = False, **options: Any) -> Tensor:
     """The derivative of the output along tangents of the operands, each None where there is none."""
     if given.dropout_seed is not None:
@@ -30,17 +30,16 @@ def attention_tangent(given: Operands, along: Operands, stats: Tensor, *, rule: 
     dlogits = dlogits.masked_fill(~visible, 0.0)
 
     # Weights are a function of u = beta x, and du = beta (dx + x dlnbeta).
-    of_rows = Stats(*stats.to(logits.dtype).split(1, -1))
+    beta, keys = saved[..., BETA : BETA + 1].to(logits.dtype), given.key.shape[2]
     y = below_max(logits, visible, 3)
     if not hold_beta:
         slope = _log_beta_gradients(logits, visible, rule.split(";"), normalizer)
-        slope = slope.masked_fill(of_rows.count <= 1, 0.0)
+        slope = slope.masked_fill(visible[..., :keys].sum(-1, keepdim=True) <= 1, 0.0)
         dlogits = dlogits + y * (slope * dlogits).sum(-1, keepdim=True)
-    u, du = (of_rows.beta * y).masked_fill(~visible, -torch.inf), of_rows.beta * dlogits
-    weights, _ = softmax(u, None, dim=3, rule="none", normalizer=normalizer)
+    u, du = (beta * y).masked_fill(~visible, -torch.inf), beta * dlogits
+    weights, *_ = softmax(u, None, dim=3, rule="none", normalizer=normalizer)
     dweights = softmax_backward(du, u, None, None, dim=3, rule="none", normalizer=normalizer)
 
-    keys = given.key.shape[2]
     out = dweights[..., :keys] @ given.value.repeat_interleave(groups, 1)
     if along.value is not None:
         out = out + weights[..., :keys] @ along.value.repeat_interleave(groups, 1)

@@ -35,6 +35,11 @@ def _with_keywords(setup: Callable) -> Callable:
     return setup_context
 
 
+def of_backward(options: dict[str, Any]) -> dict[str, Any]:
+    """The options of an operator that its backward has too."""
+    return {name: value for name, value in options.items() if name not in ("with_stats", "with_saved")}
+
+
 def _no_setup(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     pass
 

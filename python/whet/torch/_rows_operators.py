@@ -1,7 +1,8 @@
 """The operators whet::softmax and whet::softmax_backward: what compilers, exporters and autograd of torch see.
 
 `dim` is 0 or more, `where` has as many axes as `input`. The second result of whet::softmax is a buffer of stats,
-(rows, 10) or (rows, 0).
+(rows, 10), the third what whet::softmax_backward would otherwise find again, (rows, saved_size) in the type of the
+arithmetic; both are (rows, 0) unless with_stats and with_saved ask for them.
 """
 
 from __future__ import annotations
@@ -14,23 +15,25 @@ from torch import Tensor
 
 from whet import _core
 from whet.rules import rule as rule_of
-from whet.torch._operators import define, recorded, register, transformed
-from whet.torch._tensors import (by_address, by_addresses, call, mapped_first, skips_dispatcher, stats_buffer,
-                                 stats_if_any, tracing, transforming)
+from whet.torch._operators import define, of_backward, recorded, register, transformed
+from whet.torch._tensors import (by_address, by_addresses, call, if_any, mapped_first, saved_buffer, skips_dispatcher,
+                                 stats_buffer, tracing, transforming)
 
 # The extension's names for the arguments of whet.torch.softmax.
 _NAMES = {"in": "input", "mask": "where", "axis": "dim", "dout": "grad"}
 
 _OPTIONS = 'int dim=-1, str rule="none", str normalizer="softmax", bool hold_beta=False'
-define("whet::softmax", f"(Tensor input, Tensor? where=None, *, {_OPTIONS}, bool with_stats=False) -> (Tensor, Tensor)")
+define("whet::softmax", f"(Tensor input, Tensor? where=None, *, {_OPTIONS}, bool with_stats=False, "
+       "bool with_saved=False) -> (Tensor, Tensor, Tensor)")
 define("whet::softmax_backward",
-       f"(Tensor dout, Tensor input, Tensor? where=None, Tensor? stats=None, *, {_OPTIONS}) -> Tensor")
+       f"(Tensor dout, Tensor input, Tensor? where=None, Tensor? saved=None, *, {_OPTIONS}) -> Tensor")
 
 
-def forward(input: Tensor, where: Tensor | None, stats: Tensor | None, out: Tensor, *, dim: int, rule: str = "none",
-            normalizer: str = "softmax", **_: Any) -> None:
+def forward(input: Tensor, where: Tensor | None, out: Tensor, stats: Tensor | None = None,
+            saved: Tensor | None = None, *, dim: int, rule: str = "none", normalizer: str = "softmax",
+            **_: Any) -> None:
     call(_core.softmax, _NAMES, by_address(input), by_address(out), axis=dim, rule=rule, normalizer=normalizer,
-         **by_addresses(mask=where, stats=stats))
+         **by_addresses(mask=where, stats=stats, saved=saved))
 
 
 def softmax(input: Tensor, where: Tensor | None, **options: Any) -> Any:
@@ -40,8 +43,8 @@ def softmax(input: Tensor, where: Tensor | None, **options: Any) -> Any:
     return (_Softmax if transforming() else _RecordedSoftmax).apply(input, where, options)
 
 
-def softmax_backward(dout: Tensor, input: Tensor, where: Tensor | None, stats: Tensor | None, **options: Any) -> Any:
-    tensors = dout, input, where, stats
+def softmax_backward(dout: Tensor, input: Tensor, where: Tensor | None, saved: Tensor | None, **options: Any) -> Any:
+    tensors = dout, input, where, saved
     if skips_dispatcher(tensors):
         return _softmax_backward(*tensors, **options)
     if tracing():
@@ -57,53 +60,54 @@ def _contiguous_like(input: Tensor) -> Tensor:
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 
 
-def _softmax(input: Tensor, where: Tensor | None = None, *, dim: int, with_stats: bool = False,
-             **options: Any) -> tuple[Tensor, Tensor]:
-    out, stats = _softmax_shapes(input, where, dim=dim, with_stats=with_stats)
-    forward(input, where, stats_if_any(stats), out, dim=dim, **options)
-    return out, stats
+def _softmax(input: Tensor, where: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    out, stats, saved = _softmax_shapes(input, where, **options)
+    forward(input, where, out, if_any(stats), if_any(saved), **options)
+    return out, stats, saved
 
 
 def _softmax_shapes(input: Tensor, where: Tensor | None = None, *, dim: int, with_stats: bool = False,
-                    **options: Any) -> tuple[Tensor, Tensor]:
-    return _contiguous_like(input), stats_buffer(rows_of(input, dim), with_stats, input)
+                    with_saved: bool = False, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+    rows = rows_of(input, dim)
+    return (_contiguous_like(input), stats_buffer(rows, with_stats, input),
+            saved_buffer(rows, with_saved, input, **options))
 
 
-def _softmax_backward(dout: Tensor, input: Tensor, where: Tensor | None = None, stats: Tensor | None = None, *,
+def _softmax_backward(dout: Tensor, input: Tensor, where: Tensor | None = None, saved: Tensor | None = None, *,
                       dim: int, **options: Any) -> Tensor:
-    dinput, stats = _contiguous_like(input), stats_if_any(stats)
+    dinput, saved = _contiguous_like(input), if_any(saved)
     call(_core.softmax_backward, _NAMES, by_address(input), by_address(dout), by_address(dinput), axis=dim,
-         **by_addresses(mask=where, stats=stats), **options)
+         **by_addresses(mask=where, saved=saved), **options)
     return dinput
 
 
-def _softmax_backward_shapes(dout: Tensor, input: Tensor, where: Tensor | None = None, stats: Tensor | None = None,
+def _softmax_backward_shapes(dout: Tensor, input: Tensor, where: Tensor | None = None, saved: Tensor | None = None,
                              **options: Any) -> Tensor:
     return _contiguous_like(input)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
     input, where, options = inputs
-    _, stats = output
-    ctx.save_for_backward(input, where, stats)
-    ctx.save_for_forward(input, where, stats)
-    ctx.options = {name: value for name, value in options.items() if name != "with_stats"}
-    ctx.mark_non_differentiable(stats)
+    _, stats, saved = output
+    ctx.save_for_backward(input, where, saved)
+    ctx.save_for_forward(input, where, saved)
+    ctx.options = of_backward(options)
+    ctx.mark_non_differentiable(stats, saved)
     ctx.set_materialize_grads(False)
 
 
-def _gradient(ctx: Any, dout: Tensor | None, _: None) -> tuple[Any, ...]:
+def _gradient(ctx: Any, dout: Tensor | None, *_: None) -> tuple[Any, ...]:
     dinput = None if dout is None else softmax_backward(dout, *ctx.saved_tensors, **ctx.options)
     return dinput, None, None
 
 
-def _tangent(ctx: Any, tangent: Tensor | None, *_: None) -> tuple[Tensor | None, None]:
+def _tangent(ctx: Any, tangent: Tensor | None, *_: None) -> tuple[Tensor | None, None, None]:
     if tangent is None:
-        return None, None
-    return tangent_of_weights(tangent, *ctx.saved_tensors, **ctx.options), None
+        return None, None, None
+    return tangent_of_weights(tangent, *ctx.saved_tensors, **ctx.options), None, None
 
 
-def tangent_of_weights(tangent: Tensor, input: Tensor, where: Tensor | None, stats: Tensor | None, *,
+def tangent_of_weights(tangent: Tensor, input: Tensor, where: Tensor | None, saved: Tensor | None, *,
                        hold_beta: bool = False, **options: Any) -> Tensor:
     """The derivative of the weights along `tangent`, from gradients.
 
@@ -112,21 +116,21 @@ def tangent_of_weights(tangent: Tensor, input: Tensor, where: Tensor | None, sta
     direction is what backward gives for it.
     """
     if input.dtype in (torch.bfloat16, torch.float16):  # in the type of the arithmetic, since differences are taken
-        wide = tangent_of_weights(tangent.float(), input.float(), where, stats, hold_beta=hold_beta, **options)
+        wide = tangent_of_weights(tangent.float(), input.float(), where, saved, hold_beta=hold_beta, **options)
         return wide.to(input.dtype)
     tangent = tangent.masked_fill(hidden_keys(input, where), 0.0)
     if not hold_beta and rule_of(options["rule"]).adaptive:
-        along = (log_beta_gradient(input, where, stats, **options) * tangent).sum(options["dim"], keepdim=True)
+        along = (log_beta_gradient(input, where, saved, **options) * tangent).sum(options["dim"], keepdim=True)
         tangent = tangent + below_max(input, where, options["dim"]) * along
-    return softmax_backward(tangent, input, where, stats, hold_beta=True, **options)
+    return softmax_backward(tangent, input, where, saved, hold_beta=True, **options)
 
 
-def log_beta_gradient(input: Tensor, where: Tensor | None, stats: Tensor | None, **options: Any) -> Tensor:
+def log_beta_gradient(input: Tensor, where: Tensor | None, saved: Tensor | None, **options: Any) -> Tensor:
     """d ln beta / dx. With y = x - max, the gradients of <y, w> through beta and at a fixed beta differ by this times
     <y, the latter>."""
     y = below_max(input, where, options["dim"])
-    held = softmax_backward(y, input, where, stats, hold_beta=True, **options)
-    through = softmax_backward(y, input, where, stats, **options)
+    held = softmax_backward(y, input, where, saved, hold_beta=True, **options)
+    through = softmax_backward(y, input, where, saved, **options)
     product = (held * y).sum(options["dim"], keepdim=True)
     return torch.where(product == 0, 0.0, (through - held) / product)
 
@@ -152,14 +156,14 @@ def _no_second_gradient(ctx: Any, *_: Tensor) -> None:
 def _softmax_mapped(info: Any, in_dims: tuple[Any, ...], input: Tensor, where: Tensor | None = None, *, dim: int,
                     **options: Any) -> Any:
     input, where = all_mapped_first(info, in_dims, input, where)
-    return softmax(input, where, dim=dim + 1, **options), (0, 0)
+    return softmax(input, where, dim=dim + 1, **options), (0, 0, 0)
 
 
 def _softmax_backward_mapped(info: Any, in_dims: tuple[Any, ...], dout: Tensor, input: Tensor,
-                             where: Tensor | None = None, stats: Tensor | None = None, *, dim: int,
+                             where: Tensor | None = None, saved: Tensor | None = None, *, dim: int,
                              **options: Any) -> Any:
-    dout, input, where, stats = all_mapped_first(info, in_dims, dout, input, where, stats)
-    return softmax_backward(dout, input, where, stats, dim=dim + 1, **options), 0
+    dout, input, where, saved = all_mapped_first(info, in_dims, dout, input, where, saved)
+    return softmax_backward(dout, input, where, saved, dim=dim + 1, **options), 0
 
 
 def all_mapped_first(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor | None) -> list[Any]:

@@ -21,6 +21,7 @@ _CODES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 
 FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 STATS = len(Stats._fields)  # numbers per row
+BETA = 1  # where it is among those that forward saves for backward
 
 
 # Classes whose values aren't the elements they hold, and what to give instead.
@@ -145,9 +146,17 @@ def stats_buffer(rows: Sequence[int], with_stats: bool, like: Tensor) -> Tensor:
     return like.new_empty((*rows, STATS if with_stats else 0), dtype=torch.float64)
 
 
-def stats_if_any(stats: Tensor | None) -> Tensor | None:
-    """The stats in such a buffer, as one block of memory: hooks on saved tensors and vmap may have moved them."""
-    return stats.contiguous() if stats is not None and stats.shape[-1] == STATS else None
+def saved_buffer(rows: Sequence[int], with_saved: bool, like: Tensor, rule: str | Sequence[str] = "none",
+                 normalizer: str = "softmax", **_: Any) -> Tensor:
+    """The same for what backward needs of them, in the type of the arithmetic."""
+    size = _core.saved_size(rule, normalizer) if with_saved else 0
+    return like.new_empty((*rows, size), dtype=torch.float64 if like.dtype == torch.float64 else torch.float32)
+
+
+def if_any(buffer: Tensor | None) -> Tensor | None:
+    """Such a buffer as one block of memory, None without elements per row: hooks on saved tensors and vmap may have
+    moved it."""
+    return buffer.contiguous() if buffer is not None and buffer.shape[-1] > 0 else None
 
 
 def mapped_first(tensor: Tensor | None, axis: int | None, size: int) -> Any:

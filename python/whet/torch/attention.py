@@ -193,8 +193,8 @@ def attend(operands: Operands, outputs: Outputs = _NO_OUTPUTS, *, return_stats: 
         return out, stats, buffers
     check_device(query=operands.query, key=operands.key, value=operands.value, sinks=operands.sinks,
                  attn_mask=operands.mask if operands.bias is None else operands.bias, lengths=operands.lengths)
-    with_stats = return_stats or transforming() or wants_gradient(operands)
-    out, stats = _attention_operators.attention(*operands, with_stats=with_stats, **options)
+    with_saved = transforming() or wants_gradient(operands)
+    out, stats, _ = _attention_operators.attention(*operands, with_stats=return_stats, with_saved=with_saved, **options)
     extras = {}
     if weight_rows is not None or top_k > 0 or outputs.column_sums:
         extras = _attention_operators.attention_outputs(weight_rows, operands, top_k=top_k,

@@ -83,11 +83,11 @@ def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, r
         if return_stats:
             stats = stats_buffer(_rows_operators.rows_of(input, dim), True, input)
         weights = torch.empty_like(input, memory_format=torch.contiguous_format) if out is None else out
-        _rows_operators.forward(input, where, stats, weights, **options)
+        _rows_operators.forward(input, where, weights, stats, **options)
     else:
         check_device(input=input, where=where)
-        with_stats = return_stats or wants_gradient((input,))
-        weights, stats = _rows_operators.softmax(input, where, hold_beta=hold_beta, with_stats=with_stats, **options)
+        weights, stats, _ = _rows_operators.softmax(input, where, hold_beta=hold_beta, with_stats=return_stats,
+                                                    with_saved=wants_gradient((input,)), **options)
         weights = weights if out is None else out.copy_(weights)
     return (weights, Stats(*stats.unbind(-1))) if return_stats else weights
 
@@ -131,8 +131,8 @@ def log_softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None, 
     check_device(input=input, where=where)
 
     logits = input if input.dtype == torch.float64 else input.float()
-    beta, stats = _beta_operator.beta(logits.detach() if hold_beta else logits, where, dim=dim,
-                                      rule=with_file_read(rule_name(rule) or "none"))
+    beta, stats, _ = _beta_operator.beta(logits.detach() if hold_beta else logits, where, dim=dim,
+                                         rule=with_file_read(rule_name(rule) or "none"), with_stats=return_stats)
     hidden = _rows_operators.hidden_keys(logits, where)
     # The maximum may count as a constant: what is added to a whole row changes neither the result nor its derivatives.
     y = beta.unsqueeze(dim) * _rows_operators.below_max(logits, where, dim)

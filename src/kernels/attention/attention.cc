@@ -12,6 +12,7 @@
 #include "core/runtime.h"
 #include "core/thread_pool.h"
 #include "kernels/attention/run.h"
+#include "kernels/row/normalizers.h"
 #include "kernels/row/row_job.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -163,6 +164,15 @@ void run_attention(AttentionRun& run) {
 }  // namespace
 
 }  // namespace kernels
+
+std::int64_t saved_size(const AttentionOptions& options) {
+  if (options.head_rules.empty()) return kernels::saved_size(options.rule, options.normalizer);
+  std::int64_t size = 0;
+  for (const Rule& rule : options.head_rules) {
+    size = std::max(size, kernels::saved_size(rule, options.normalizer));
+  }
+  return size;
+}
 
 void attention(ConstView q, ConstView k, ConstView v, View out, const AttentionOptions& options,
                const AttentionOutputs& outputs, const Execution& execution) {

@@ -1,16 +1,22 @@
-// The gradient of attention, for a part of a unit's rows, block by block. With x the logits, w the
-// weights, G = dL/dw:
+// The gradient of attention, for a part of a unit's rows, block by block. x are logits, w weights, g = dL/dw
+// and dx = dL/dx of a block, rows by keys; each line of backward is the derivative of the line of forward
+// beside it:
 //
-//     x = q K^T           again, as forward
-//     G = dout V^T
-//     dx                  row by row from x and G (softmax_backward-inl.h); then x becomes w, G becomes dx
-//     dq  = dx K          scaled as q was
-//     dv += w^T dout      K rows of the unit in this part's own sums
-//     dk += dx^T q
+//     for each block of rows
+//       x   = q K^T           as forward: logits are computed again, not kept
+//       g   = dout V^T        of  out = w V                 with respect to w
+//       dx                    of  w = normalizer(beta x)    with respect to x: row by row (BackwardRow in
+//                             row/row-inl.h); then x becomes w, and g becomes dx
+//       dq  = dx K            of  x = q K^T                 with respect to q; scaled as q was
+//       dv += w^T dout        of  out = w V                 with respect to V
+//       dk += dx^T q          of  x = q K^T                 with respect to K
+//     add the parts of the unit, in order; store dk and dv
 //
-// Five products where forward has two. dk and dv are summed over blocks in registers and then in memory, so a
-// block must have enough rows to pay for reading and writing them. Parts of a unit are added at the end,
-// in order.
+// Flops: 6 D + 4 E per row and key, five products where forward has two; and two exponentials per key. Bytes:
+// K and V are packed once per part, and the panels read once per block, from L2 or L3; x and g, 8 bytes per
+// row and key in f32, stay in L2. dk and dv are summed over a block in registers and then in memory, 4 (D +
+// E) bytes read and as many written per key and block of f32, so a block must have enough rows to pay for
+// that (core/attention_plan.h). What bounds it are the multiply-adds of matmul-inl.h.
 //
 // 0 times NaN must not happen where a key is hidden: units with anything that isn't finite in q, k, v or
 // dout take their sums key by key (VisibleProducts).
@@ -77,11 +83,11 @@ HWY_INLINE void BlockProduct(const BackwardBlock<T>& block, const T* a, std::int
   }
 }
 
-// What the gradient of a row is made of: from its statistics, or found again.
+// What the gradient of a row is made of: as it was saved, or found again.
 template <typename T>
 HWY_INLINE SavedRow SavedOf(const BackwardRun& run, std::int64_t row, const RowInput<T>& input,
                             const Rule& rule) {
-  if (run.saved_stats && !input.sink) return Saved(run.job.saved_stats[static_cast<std::size_t>(row)], rule);
+  if (run.reads_saved) return LoadSaved<T>(run.job.saved, row);
   return FunctionsOf<T>(run.job.options.normalizer).save(input, rule);
 }
 

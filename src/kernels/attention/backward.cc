@@ -89,7 +89,7 @@ void plan_bias(BackwardRun& run, const Dims& sizes) {
 void plan_backward(BackwardRun& run, const Dims& bias_sizes) {
   measure_units(run);
   // Few rows take another path forward, where logits round differently.
-  run.saved_stats = !run.job.saved_stats.empty() && run.max_rows > core::kFewRows;
+  run.reads_saved = run.job.saved.given() && run.max_rows > core::kFewRows;
   const core::PlanInput in = plan_input(run);
   run.plan = core::backward_plan(in);
   run.workers = in.threads;

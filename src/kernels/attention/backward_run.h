@@ -15,7 +15,7 @@ namespace whet::kernels {
 struct BackwardRun {
   core::AttentionJob job;
   core::BackwardPlan plan{};
-  bool saved_stats = false;  // job.saved_stats are what forward found on the same path
+  bool reads_saved = false;  // job.saved is what forward found on the same path
   core::Grid bias_sums{};    // dbias itself, or sums in the type of the arithmetic; data null: not wanted
   std::int64_t bias_elements = 0;  // of such sums in the workspace
   std::int64_t units = 0;

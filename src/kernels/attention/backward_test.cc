@@ -1,5 +1,5 @@
 // The gradients of attention: against the oracle for every rule, option, size, layout and element type on
-// every target, against finite differences of the forward pass, and their promises about hidden places,
+// every target, against finite differences of the forward pass, and their promises about hidden positions,
 // saved statistics and threads.
 #include <gtest/gtest.h>
 #include <whet/whet.h>
@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "attention_cases.h"
@@ -43,7 +44,7 @@ std::vector<double> betas_of(const oracle::Attention& p, DType type, DType side)
 
 // The bound, of each of dq, dk, dv, dbias, dsinks: the largest error is at most twice that of the plain
 // evaluation in the same arithmetic, plus 8 units of what the terms of the gradient's largest element add up
-// to without their signs. (16-bit: then rounded.) Both with the statistics of forward and without.
+// to without their signs. (16-bit: then rounded.) Both with what forward saved and without.
 template <typename Arithmetic>
 void check_of(oracle::Attention p, DType type, DType side, const Layouts& layouts) {
   using Real = typename Contract<Arithmetic>::Real;
@@ -54,10 +55,11 @@ void check_of(oracle::Attention p, DType type, DType side, const Layouts& layout
   for (BetaGradient mode : kBoth) {
     const ExpectedGradients<Arithmetic> expected(p, exact, mode == BetaGradient::through_rule);
     for (bool saved : {true, false}) {
-      SCOPED_TRACE(std::string(name_of(mode)) + (saved ? ", stats given" : ""));
+      SCOPED_TRACE(std::string(name_of(mode)) + (saved ? ", saved" : ""));
       for (Placed* gradient : {&call.dq, &call.dk, &call.dv, &call.dbias, &call.dsinks}) gradient->fill(kNaN);
-      call.outputs.stats = saved ? std::span(call.stats) : std::span<RowStats>();
+      const View kept = std::exchange(call.outputs.saved, saved ? call.outputs.saved : View{});
       call.backward(mode);
+      call.outputs.saved = kept;
       expected.expect(call);
     }
   }
@@ -252,7 +254,7 @@ TEST(AttentionGradient, ThroughTheRuleEqualsFiniteDifferencesOfForward) {
       oracle::Attention p = smooth_problem(random);
       p.rules = {rule.plain};
       AttentionCall call(p, DType::f64, DType::f64);
-      call.outputs.stats = {};
+      call.outputs.saved = {};
       call.backward();
       const auto of = [&] { return loss(p); };
       expect_differences(p.q.values, call.dq.values(), "q", 1e-7, of);
@@ -315,7 +317,7 @@ TEST(AttentionOracle, GradientEqualsFiniteDifferencesOfItsOwnForward) {
   }
 }
 
-// ---- Hidden places ----
+// ---- Hidden positions ----
 
 std::vector<std::vector<std::byte>> bits_of(const AttentionCall& call) {
   std::vector<std::vector<std::byte>> bits;
@@ -326,7 +328,7 @@ std::vector<std::vector<std::byte>> bits_of(const AttentionCall& call) {
 }
 
 // Keys 2 (mask), 7 (bias) and from 17 on (lengths) are hidden from all; row 3 of every head sees nothing.
-oracle::Attention problem_with_hidden_places(Random& random) {
+oracle::Attention problem_with_hidden_positions(Random& random) {
   oracle::Attention p = draw_problem(random, {1, 4, 2, 9, 19, 8, 6}, DType::f32);
   p.bias = draw_array(random, {1, 1, 9, 19}, DType::f32);
   p.mask = {{1, 1, 9, 19}, std::vector<double>(9 * 19, 1)};
@@ -340,7 +342,7 @@ oracle::Attention problem_with_hidden_places(Random& random) {
   return p;
 }
 
-void break_hidden_places(oracle::Attention& p) {
+void break_hidden_positions(oracle::Attention& p) {
   for (std::int64_t j : {2, 7, 17, 18}) {
     for (std::int64_t h = 0; h < p.K; ++h) {
       p.k.values[p.k.position({0, h, j, 1})] = j == 7 ? kInfinity : kNaN;
@@ -354,12 +356,12 @@ void break_hidden_places(oracle::Attention& p) {
   p.bias.values[p.bias.position({0, 0, 5, 2})] = kNaN;
 }
 
-TEST(AttentionGradientEdge, HiddenPlacesHaveNoGradient) {
+TEST(AttentionGradientEdge, HiddenPositionsHaveNoGradient) {
   Random random(10);
   for (const RuleCase& rule : rule_cases()) {
-    oracle::Attention p = problem_with_hidden_places(random);
+    oracle::Attention p = problem_with_hidden_positions(random);
     p.rules = {rule.plain};
-    break_hidden_places(p);
+    break_hidden_positions(p);
     SCOPED_TRACE(rule.rule.name());
     for_each_target([&] {
       check(p);
@@ -380,17 +382,17 @@ TEST(AttentionGradientEdge, HiddenPlacesHaveNoGradient) {
   }
 }
 
-TEST(AttentionGradientEdge, HiddenPlacesDontChangeABit) {
+TEST(AttentionGradientEdge, HiddenPositionsDontChangeABit) {
   for_each_target([] {
     Random random(11);
     for (const RuleCase& rule : rule_cases()) {
-      oracle::Attention p = problem_with_hidden_places(random);
+      oracle::Attention p = problem_with_hidden_positions(random);
       p.rules = {rule.plain};
       oracle::Attention broken = p;
-      break_hidden_places(broken);
+      break_hidden_positions(broken);
       SCOPED_TRACE(rule.rule.name());
       AttentionCall clean_call(p, DType::f32, DType::f32), call(broken, DType::f32, DType::f32);
-      clean_call.outputs.stats = call.outputs.stats = {};
+      clean_call.outputs.saved = call.outputs.saved = {};
       clean_call.backward();
       call.backward();
       EXPECT_TRUE(bits_of(call) == bits_of(clean_call));
@@ -408,7 +410,7 @@ TEST(AttentionGradientEdge, NothingVisibleGivesZeros) {
     for (const RuleCase& rule : rule_cases()) {
       p.rules = {rule.plain};
       AttentionCall call(p, DType::f32, DType::f32);
-      call.outputs.stats = {};
+      call.outputs.saved = {};
       call.backward();
       for (const Placed* gradient : {&call.dq, &call.dk, &call.dv, &call.dbias, &call.dsinks}) {
         for (double value : gradient->values()) ASSERT_EQ(value, 0) << rule.rule.name();
@@ -447,7 +449,7 @@ TEST(AttentionGradientEdge, RowsOfNaNDontTouchKeysPastTheirLength) {
         SCOPED_TRACE(rule.rule.name());
         check(p);
         AttentionCall call(p, DType::f32, DType::f32);
-        call.outputs.stats = {};
+        call.outputs.saved = {};
         call.backward();
         for (const Placed* gradient : {&call.dk, &call.dv}) {
           const std::vector<double> values = gradient->values();
@@ -476,7 +478,7 @@ TEST(AttentionGradientBits, DontDependOnThreadsOrRepetition) {
           SCOPED_TRACE("N " + std::to_string(shape.N) + ", type " + std::to_string(static_cast<int>(type)) +
                        ", rule " + rule.rule.name());
           AttentionCall call(p, type, type);
-          call.outputs.stats = {};
+          call.outputs.saved = {};
           call.execution.threads = 1;
           call.backward();
           const std::vector<std::vector<std::byte>> one = bits_of(call);
@@ -518,7 +520,7 @@ TEST(AttentionGradientBits, DontDependOnWhatElseIsAskedFor) {
     p.bias = draw_array(random, {1, 4, 20, 270}, DType::f32);
     p.sinks = draw_array(random, {4}, DType::f32);
     AttentionCall all(p, DType::f32, DType::f32), one(p, DType::f32, DType::f32);
-    all.outputs.stats = one.outputs.stats = {};
+    all.outputs.saved = one.outputs.saved = {};
     all.backward();
     for (int n = 0; n < 5; ++n) {
       SCOPED_TRACE("gradient " + std::to_string(n));
@@ -544,7 +546,7 @@ TEST(AttentionGradientEdge, IgnoresSkipEpsilon) {
     Random random(16);
     const oracle::Attention p = draw_problem(random, {1, 1, 1, 12, 1100, 8, 8}, DType::f32, 12);
     AttentionCall call(p, DType::f32, DType::f32);
-    call.outputs.stats = {};
+    call.outputs.saved = {};
     call.backward();
     const std::vector<std::vector<std::byte>> usual = bits_of(call);
     call.options.skip_epsilon = 0.1;

@@ -1,12 +1,16 @@
 // Attention for a block of rows against all keys of its unit: many queries.
 //
-//     q        the block's rows, scaled, as T                         read once
-//     logits   x = q K^T, panel by panel of packed K                  K comes from L2 or L3 once per block
-//     weights  row by row in place (row/row-inl.h)                    x comes from L2
-//     out      x V, tile by tile of 256 keys, over its normaliser     V comes from L2 or L3 once per block
+//     for each block of rows
+//       q        the block's rows, scaled, as T                         read once
+//       logits   x = q K^T, panel by panel of packed K                  K comes from L2 or L3 once per block
+//       weights  row by row in place (row/row-inl.h)                    x comes from L2
+//       out      x V, tile by tile of 256 keys, over its normaliser     V comes from L2 or L3 once per block
 //
-// Limit: 2 D + 2 E flops per row and key at the rate of matmul-inl.h, beside one to two sweeps of
-// exponentials. A block's logits are kept because beta is known only after the whole row has been seen.
+// Flops: 2 D + 2 E per row and key, and one to two exponentials of 11 operations; tiles whose weights vanish
+// cost only the logits. Bytes per row and key in f32: x is written once and read two or three times, 4 each,
+// in L2; K and V, 4 (D + E) per key, are shared by all rows of the block. What bounds it are the
+// multiply-adds of matmul-inl.h. A block's logits are kept because beta is known only after the whole row has
+// been seen.
 #if defined(WHET_KERNELS_ATTENTION_BLOCK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_ATTENTION_BLOCK_INL_H_
 #undef WHET_KERNELS_ATTENTION_BLOCK_INL_H_
@@ -152,7 +156,7 @@ HWY_INLINE void WeighStrip(Block<T>& block, std::int64_t strip) {
     std::fill_n(keep + first_tile, tiles, std::uint8_t(0));
     block.sums[row] = 0;
     if (range.empty() && run.pass == Pass::attention) {
-      FinishEmptyRow(run, block.unit, block.first_row + row);
+      FinishEmptyRow<T>(run, block.unit, block.first_row + row);
       continue;
     }
     // A shard without keys for the row may still hold its sink.

@@ -1,5 +1,5 @@
 // The edge cases attention promises: rows without keys, of one key, of equal keys; NaN and infinities in
-// visible and in hidden places; the largest logits; empty tensors.
+// visible and in hidden positions; the largest logits; empty tensors.
 #include <gtest/gtest.h>
 #include <whet/whet.h>
 
@@ -124,7 +124,7 @@ TEST(AttentionEdge, RowsWithoutVisibleKeysAreZeroAmongOthers) {
   for_each_case([](const oracle::Rule& rule, DType type, std::int64_t N) {
     for (const Hiding& hiding : kHidings) {
       SCOPED_TRACE(hiding.name);
-      // More queries than keys: places before the first and beyond the last key.
+      // More queries than keys: positions before the first and beyond the last key.
       oracle::Attention p = hiding_problem(hiding, {1, 2, 2, N, 4, 3, 3}, type);
       p.rules = {rule};
       const Result got = run(p, type);
@@ -282,7 +282,7 @@ TEST(AttentionEdge, EqualLogitsHaveWeightsOfExactlyOneOverCount) {
   });
 }
 
-// ---- NaN and infinities in visible places ----
+// ---- NaN and infinities in visible positions ----
 
 TEST(AttentionEdge, BrokenQueriesBreakTheirOwnRowsOnly) {
   for_each_case([](const oracle::Rule& rule, DType type, std::int64_t N) {
@@ -424,7 +424,7 @@ TEST(AttentionEdge, BrokenValuesShowEvenWithoutWeight) {
   });
 }
 
-// ---- NaN and infinities in hidden places ----
+// ---- NaN and infinities in hidden positions ----
 
 // Keys and values j of every head are poisoned: rows that don't see key j keep their bits, others are broken.
 void check_hidden(const oracle::Attention& p, DType type, const Result& clean, std::int64_t j, double poison,

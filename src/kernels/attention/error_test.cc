@@ -39,6 +39,7 @@ class Call {
                  .dbias = View(take<float>(120), {2, 4, 3, 5}),
                  .dsinks = View(take<float>(4), {4})};
     outputs.stats = std::span(take<RowStats>(24), 24);
+    outputs.saved = View(take<float>(72), {24, 3});
     outputs.weight_rows = kRows;
     outputs.weights = View(take<float>(10), {2, 5});
     outputs.top_k = 2;
@@ -327,6 +328,7 @@ TEST(AttentionErrors, OutputsThatOverlapWhatIsRead) {
   refuse({kForward}, "stats", [](Call& c) {
     c.outputs.stats = {c.take<RowStats>(24), 24}, c.q.data = c.outputs.stats.data();
   });
+  refuse({kForward}, "saved", [&](Call& c) { c.outputs.saved.data = float_of(c.k); });
   refuse({kForward}, "column_sums", [](Call& c) { c.k.data = c.outputs.column_sums.data(); });
   refuse({kForward}, "top_keys", [](Call& c) { c.v.data = c.outputs.top_keys.data(); });
   refuse({kForward}, "tile_counts", [](Call& c) { c.options.sinks.data = c.outputs.tile_counts; });
@@ -334,8 +336,8 @@ TEST(AttentionErrors, OutputsThatOverlapWhatIsRead) {
   refuse({kBackward}, "dk", [&](Call& c) { c.gradients.dk.data = float_of(c.dout); });
   refuse({kBackward}, "dbias", [&](Call& c) { c.gradients.dbias.data = float_of(c.options.bias); });
   refuse({kBackward}, "dv", [](Call& c) {
-    c.backward_options.stats = c.outputs.stats;
-    c.gradients.dv.data = c.outputs.stats.data();
+    c.backward_options.saved = c.outputs.saved;
+    c.gradients.dv.data = c.outputs.saved.data;
   });
 }
 
@@ -464,9 +466,22 @@ TEST(AttentionErrors, Stats) {
   for (const std::size_t count : Sizes{1, 23, 25}) {
     refuse({kForward, kForwardWorkspace}, "stats",
            [&](Call& c) { c.outputs.stats = std::span(stats).first(count); });
-    refuse({kBackward, kBackwardWorkspace}, "stats",
-           [&](Call& c) { c.backward_options.stats = std::span(stats).first(count); });
   }
+}
+
+TEST(AttentionErrors, Saved) {
+  std::vector<float> memory(24 * 6 + 1);
+  float* const data = memory.data();
+  const View wrong[] = {{data, {24, 4}},         {data, {23, 3}},          {data, DType::f64, {24, 3}},
+                        {data, {24, 3}, {4, 1}}, {data, {24, 3}, {1, 24}}, {data, {3}}};
+  for (const View& saved : wrong) {
+    refuse({kForward, kForwardWorkspace}, "saved", [&](Call& c) { c.outputs.saved = saved; });
+    refuse({kBackward, kBackwardWorkspace}, "saved", [&](Call& c) { c.backward_options.saved = saved; });
+  }
+  const std::vector<Rule> rules = {Rule::none(), Rule::paper(), Rule::none(), Rule::target_entropy(1)};
+  refuse({kForward, kForwardWorkspace}, "saved",
+         [&](Call& c) { c.options.head_rules = rules; });  // of 6 numbers
+  refuse({kForward}, "saved", [](Call& c) { c.outputs.saved.data = nullptr; });
 }
 
 TEST(AttentionErrors, WeightsOfRows) {

@@ -5,9 +5,11 @@
 //     values   a task is a chunk of keys: weighted sums of V as it lies
 //     out      the chunks' sums added in order, over the normaliser
 //
-// Nothing is packed: every key and value is read once, so the limit is memory bandwidth. Products of up to 3
-// rows with 4 keys keep 12 sums in registers; 16-bit keys and values become f32 on the way to them, which
-// serves all rows of the group. No tile is skipped.
+// Bytes: D + E elements per key, each read once and nothing packed, whatever the number of rows; logits, 4
+// bytes per row and key, stay in cache. Flops: 2 D + 2 E per row and key, half a flop for each byte of f32
+// and row of the group. So memory bandwidth bounds it. Products of up to 3 rows with 4 keys keep 12 sums in
+// registers; 16-bit keys and values become f32 on the way to them, which serves all rows of the group. No
+// tile is skipped.
 #if defined(WHET_KERNELS_ATTENTION_FEW_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_ATTENTION_FEW_INL_H_
 #undef WHET_KERNELS_ATTENTION_FEW_INL_H_
@@ -216,7 +218,7 @@ HWY_INLINE void FewWeights(const AttentionRun& run, std::int64_t index, std::int
   T* x = shared.x + (index * run.max_rows + row) * run.stride;
   double z = 0;
   if (range.empty()) {
-    FinishEmptyRow(run, unit, row);
+    FinishEmptyRow<T>(run, unit, row);
   } else {
     ShapeLogits(run.job, unit, row, range, x);
     const RowTiles<T> tiles{range.begin, scratch.tile_max, nullptr, nullptr, 0};

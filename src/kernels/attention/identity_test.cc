@@ -73,17 +73,17 @@ std::string describe(const Reach& reach) {
          ", window " + std::to_string(reach.left) + " " + std::to_string(reach.right);
 }
 
-// ---- Places and masks ----
+// ---- Positions and masks ----
 
 // The words of attention.h, as a mask.
 oracle::Array mask_of(const Reach& reach, std::int64_t N, std::int64_t M) {
   oracle::Array mask{{1, 1, N, M}, {}};
   for (std::int64_t i = 0; i < N; ++i) {
-    const std::int64_t place = reach.align == Align::start ? i : i + M - N;
+    const std::int64_t position = reach.align == Align::start ? i : i + M - N;
     for (std::int64_t j = 0; j < M; ++j) {
-      const bool after = reach.causal && j > place;
-      const bool left = reach.left >= 0 && j < place - reach.left;
-      const bool right = reach.right >= 0 && j > place + reach.right;
+      const bool after = reach.causal && j > position;
+      const bool left = reach.left >= 0 && j < position - reach.left;
+      const bool right = reach.right >= 0 && j > position + reach.right;
       mask.values.push_back(after || left || right ? 0 : 1);
     }
   }

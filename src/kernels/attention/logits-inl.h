@@ -1,7 +1,9 @@
 // From products <q, k> to the logits of a row: soft-cap, bias, mask; a sink after the last key.
 //
 // A row lies at x, indexed by key; its keys are [range.begin, range.end), and everything else in x is free to
-// use.
+// use. Bytes: x is in cache; a bias is read once, an element per row and key, and where it isn't shared by
+// rows that comes from memory and is the limit. The soft-cap costs one tanh per key, and its slope is kept
+// for backward.
 #if defined(WHET_KERNELS_ATTENTION_LOGITS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_ATTENTION_LOGITS_INL_H_
 #undef WHET_KERNELS_ATTENTION_LOGITS_INL_H_

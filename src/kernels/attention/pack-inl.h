@@ -1,5 +1,8 @@
 // Keys and values as panels, which products read from beginning to end: PanelColumns columns side by side,
 // row after row (matmul-inl.h).
+//
+// Bytes: each element is read once and written once, as T, for all blocks of a unit; beside at least 2 flops
+// per element and row of the unit it shows below a hundred rows or so.
 #if defined(WHET_KERNELS_ATTENTION_PACK_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_ATTENTION_PACK_INL_H_
 #undef WHET_KERNELS_ATTENTION_PACK_INL_H_

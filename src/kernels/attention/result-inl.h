@@ -92,11 +92,12 @@ HWY_NOINLINE RowResult<T> FinishRow(const AttentionRun& run, const Unit& unit, s
     std::fill(keys + found, keys + outputs.top_k, -1);
     std::fill_n(top_weights, outputs.top_k, 0.0f);
   }
-  const bool stats = !outputs.stats.empty();
+  const Wanted wanted{.stats = !outputs.stats.empty(), .saved = run.job.saved.given()};
   const RowResult<T> result =
-      FunctionsOf<T>(run.job.options.normalizer).weigh(input, run.job.rule(head), stats, x + range.begin);
+      FunctionsOf<T>(run.job.options.normalizer).weigh(input, run.job.rule(head), wanted, x + range.begin);
   const double z = result.sums.z;
-  if (stats) outputs.stats[static_cast<std::size_t>(row)] = StatsOf(input, result);
+  if (wanted.stats) outputs.stats[static_cast<std::size_t>(row)] = StatsOf(input, result);
+  if (wanted.saved) StoreSaved<T>(Saved(result, run.job.rule(head)), run.job.saved, row);
   const std::uint8_t* keep = input.tiles->keep;
   if (!(z > 0)) {
     if (std::isnan(z)) std::fill_n(top_weights, found, std::numeric_limits<float>::quiet_NaN());
@@ -116,10 +117,12 @@ HWY_NOINLINE RowResult<T> FinishRow(const AttentionRun& run, const Unit& unit, s
 }
 
 // A row of attention without keys within its reach.
+template <typename T>
 HWY_INLINE void FinishEmptyRow(const AttentionRun& run, const Unit& unit, std::int64_t unit_row) {
   const AttentionOutputs& outputs = run.job.outputs;
   const std::int64_t row = run.job.row(unit.sequence.batch, unit.head(unit_row), unit.query(unit_row));
   if (!outputs.stats.empty()) outputs.stats[static_cast<std::size_t>(row)] = core::stats_of({}, 1, {});
+  if (run.job.saved.given()) StoreSaved<T>({}, run.job.saved, row);
   if (outputs.top_k > 0) {
     std::fill_n(outputs.top_keys.data() + row * outputs.top_k, outputs.top_k, -1);
     std::fill_n(outputs.top_weights.data() + row * outputs.top_k, outputs.top_k, 0.0f);

@@ -1,5 +1,8 @@
 // A row of a shard: its state, its sums at a given beta, or its weights there. The largest logit and beta
 // come from the exchange between shards.
+//
+// Each of the three passes computes the logits again, 2 D flops per row and key: what is kept between them
+// are a few numbers per row, so that a shard needs no memory that grows with rows times keys.
 #if defined(WHET_KERNELS_ATTENTION_SHARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_ATTENTION_SHARD_INL_H_
 #undef WHET_KERNELS_ATTENTION_SHARD_INL_H_

@@ -27,17 +27,17 @@ namespace whet {
 namespace {
 
 template <typename Arithmetic>
-void check_in(const oracle::Attention& p, DType type, Places& places) {
-  const auto gathered = gather<Arithmetic>(p, places);
+void check_in(const oracle::Attention& p, DType type, Devices& devices) {
+  const auto gathered = gather<Arithmetic>(p, devices);
   expect_output<Arithmetic>(p, gathered.exact, gathered.out, type);
 }
 
 void check(const oracle::Attention& p, DType type, const Cuts& cuts, bool backwards = false) {
   SCOPED_TRACE("cuts " + testing::PrintToString(cuts) + ", " + name_of(type) + ", rule " +
                library_rule(p.rules[0]).name());
-  Places places(p, type, cuts);
-  if (backwards) places.reverse();
-  type == DType::f64 ? check_in<double>(p, type, places) : check_in<float>(p, type, places);
+  Devices devices(p, type, cuts);
+  if (backwards) devices.reverse();
+  type == DType::f64 ? check_in<double>(p, type, devices) : check_in<float>(p, type, devices);
 }
 
 // One to five shards, uneven, also empty ones.
@@ -137,10 +137,10 @@ TEST(Shards, CountASinkOnce) {
         for (std::int64_t j = 0; j < first; ++j) p.mask.values[p.mask.position({0, 0, i, j})] = 0;
       }
       for (const Cuts& cuts : {Cuts{0, 7, 11, 20}, Cuts{0, 0, 0, 9, 20}}) check(p, DType::f32, cuts);
-      Places places(p, DType::f32, {0, 7, 11, 20});
-      const std::vector<RowState> merged = places.merged_states();
+      Devices devices(p, DType::f32, {0, 7, 11, 20});
+      const std::vector<RowState> merged = devices.merged_states();
       std::vector<double> masses;
-      const std::vector<double> out = places.merged_outputs(scales_of(p, places, merged), masses);
+      const std::vector<double> out = devices.merged_outputs(scales_of(p, devices, merged), masses);
       for (std::size_t r : Sizes{5, 11}) {
         for (std::size_t e = 0; e < 3; ++e) EXPECT_EQ(out[r * 3 + e], 0) << "row " << r;
       }
@@ -163,10 +163,10 @@ TEST(Shards, SinksOfRowsWithoutKeysDontCount) {
           p.mask.values[p.mask.position({0, 0, 0, 19})] = 1;  // one key
           for (std::int64_t j = 8; j < 12; ++j) p.mask.values[p.mask.position({0, 0, 1, j})] = 1;
           SCOPED_TRACE("sink " + std::to_string(sink) + ", rule " + rule.rule.name());
-          Places places(p, DType::f32, cuts);
-          const std::vector<RowState> merged = places.merged_states();
+          Devices devices(p, DType::f32, cuts);
+          const std::vector<RowState> merged = devices.merged_states();
           std::vector<double> masses;
-          const std::vector<double> out = places.merged_outputs(scales_of(p, places, merged), masses);
+          const std::vector<double> out = devices.merged_outputs(scales_of(p, devices, merged), masses);
           const std::vector<double> whole = run(p, DType::f32).out;
           for (std::size_t i = 0; i < 12; ++i) {
             EXPECT_EQ(std::isnan(out[i]), i < 6 && sink != 1) << "element " << i;
@@ -216,10 +216,10 @@ TEST(Shards, SumsAreThoseOfTheOracle) {
       p.causal = true;
       p.align = Align::end;
       p.sinks = {{4}, {0.5, -1, 4, -kInfinity}};
-      Places places(p, DType::f32, {0, 30, 31, 280, 300});
+      Devices devices(p, DType::f32, {0, 30, 31, 280, 300});
       std::vector<RowScale> rows;
-      for (const RowState& state : places.merged_states()) rows.push_back({state.max, beta});
-      const std::vector<RowSums> got = places.added_sums(rows);
+      for (const RowState& state : devices.merged_states()) rows.push_back({state.max, beta});
+      const std::vector<RowSums> got = devices.added_sums(rows);
       oracle::for_each_row(p, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
         const std::size_t r = p.row(b, h, i);
         const oracle::AttentionRow<double> row = oracle::row_of<double>(p, b, h, i);
@@ -261,10 +261,10 @@ TEST(Shards, BrokenKeysBreakTheRowsThatSeeThem) {
         for (double& value : p.q.values) value = std::abs(value);  // so that +inf stays +inf
         p.k.values[3] = poison;
         SCOPED_TRACE("rule " + rule.rule.name());
-        Places places(p, DType::f32, {0, 2, 5, 20});
-        const std::vector<RowState> merged = places.merged_states();
+        Devices devices(p, DType::f32, {0, 2, 5, 20});
+        const std::vector<RowState> merged = devices.merged_states();
         std::vector<double> masses;
-        const std::vector<double> out = places.merged_outputs(scales_of(p, places, merged), masses);
+        const std::vector<double> out = devices.merged_outputs(scales_of(p, devices, merged), masses);
         for (std::size_t r = 0; r < 12; ++r) {
           for (std::size_t e = 0; e < 3; ++e)
             EXPECT_EQ(std::isnan(out[r * 3 + e]), r % 6 >= 3) << "row " << r;
@@ -280,10 +280,10 @@ TEST(Shards, BrokenValuesBreakTheRowsThatSeeThem) {
     oracle::Attention p = draw_problem(random, {1, 1, 1, 6, 20, 3, 3}, DType::f32);
     p.causal = true;
     p.v.values[p.v.position({0, 0, 3, 1})] = kNaN;
-    Places places(p, DType::f32, {0, 2, 5, 20});
+    Devices devices(p, DType::f32, {0, 2, 5, 20});
     std::vector<double> masses;
-    const std::vector<RowState> merged = places.merged_states();
-    const std::vector<double> out = places.merged_outputs(scales_of(p, places, merged), masses);
+    const std::vector<RowState> merged = devices.merged_states();
+    const std::vector<double> out = devices.merged_outputs(scales_of(p, devices, merged), masses);
     for (std::size_t r = 0; r < 6; ++r) {
       for (std::size_t e = 0; e < 3; ++e)
         EXPECT_EQ(std::isnan(out[r * 3 + e]), r >= 3 && e == 1) << "row " << r;
@@ -296,21 +296,21 @@ TEST(Shards, HoldTheSameBitsForAnyNumberOfThreads) {
     for (const Shape& shape : {Shape{1, 4, 2, 20, 60, 5, 3}, Shape{1, 2, 1, 1, 1500, 5, 3}}) {
       Random random(9);
       const oracle::Attention p = draw_problem(random, shape, DType::f32);
-      Place place(p, DType::f32, 0, p.M);
+      Device device(p, DType::f32, 0, p.M);
       std::vector<double> first;
       for (const int threads : {1, 2, 3, 0}) {
-        place.call.execution.threads = threads;
-        const ConstView q = place.call.q.view(), k = place.call.k.view(), v = place.call.v.view();
-        shard_states(q, k, place.shard, place.states, place.call.options, place.call.execution);
+        device.call.execution.threads = threads;
+        const ConstView q = device.call.q.view(), k = device.call.k.view(), v = device.call.v.view();
+        shard_states(q, k, device.shard, device.states, device.call.options, device.call.execution);
         std::vector<RowScale> rows;
-        for (const RowState& state : place.states) rows.push_back({state.max, 1.5});
-        shard_sums(q, k, place.shard, rows, place.sums, place.call.options, place.call.execution);
-        shard_attention(q, k, v, place.shard, rows, place.out.view(), place.mass, place.call.options,
-                        place.call.execution);
-        std::vector<double> all = place.out.values();
-        all.insert(all.end(), place.mass.begin(), place.mass.end());
-        for (const RowState& s : place.states) all.insert(all.end(), {s.min, s.max, s.z, s.t, s.u});
-        for (const RowSums& s : place.sums) all.insert(all.end(), {s.z, s.t, s.u, s.v, s.w});
+        for (const RowState& state : device.states) rows.push_back({state.max, 1.5});
+        shard_sums(q, k, device.shard, rows, device.sums, device.call.options, device.call.execution);
+        shard_attention(q, k, v, device.shard, rows, device.out.view(), device.mass, device.call.options,
+                        device.call.execution);
+        std::vector<double> all = device.out.values();
+        all.insert(all.end(), device.mass.begin(), device.mass.end());
+        for (const RowState& s : device.states) all.insert(all.end(), {s.min, s.max, s.z, s.t, s.u});
+        for (const RowSums& s : device.sums) all.insert(all.end(), {s.z, s.t, s.u, s.v, s.w});
         if (threads == 1) first = all;
         EXPECT_TRUE(same_bits(all, first)) << threads << " threads";
       }

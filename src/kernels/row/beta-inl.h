@@ -22,6 +22,7 @@
 #include <limits>
 
 #include "core/attention_plan.h"
+#include "core/saved_rows.h"
 #include "core/sums.h"
 #include "core/target_search.h"
 #include "kernels/row/sweep-inl.h"
@@ -162,10 +163,7 @@ HWY_NOINLINE Found<T> SearchBeta(const RowInput<T>& row, const Rule& rule, const
   }
 }
 
-// What a rule must see before it can choose.
-inline bool needs_entropy(const Rule& rule) {
-  return rule.kind() == Rule::Kind::paper || rule.kind() == Rule::Kind::polynomial || rule.needs_search();
-}
+using core::needs_entropy;
 inline bool needs_count(const Rule& rule) {
   return rule.kind() == Rule::Kind::log_length || rule.kind() == Rule::Kind::ssmax || rule.needs_search();
 }

@@ -25,7 +25,7 @@ namespace HWY_NAMESPACE {
 // The row engine with one normalizer.
 template <typename T>
 struct RowFunctions {
-  RowResult<T> (*weigh)(const RowInput<T>& row, const Rule& rule, bool stats, T* out);
+  RowResult<T> (*weigh)(const RowInput<T>& row, const Rule& rule, Wanted wanted, T* out);
   SavedRow (*save)(const RowInput<T>& row, const Rule& rule);
   Sums (*weigh_part)(const RowInput<T>& row, T top, double beta, T* out);
   void (*backward)(const RowGradient<T>& row, const Rule& rule, bool through_rule);

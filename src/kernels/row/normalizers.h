@@ -1,7 +1,11 @@
-// The names of all normalizers.
+// What is known of all normalizers outside of the kernels.
 #ifndef WHET_KERNELS_ROW_NORMALIZERS_H_
 #define WHET_KERNELS_ROW_NORMALIZERS_H_
 
+#include <whet/normalizer.h>
+#include <whet/rule.h>
+
+#include <cstdint>
 #include <span>
 
 #include "core/normalizer.h"
@@ -10,6 +14,9 @@ namespace whet::kernels {
 
 // In the order of Normalizer::index().
 std::span<const core::NormalizerEntry> normalizers();
+
+// Numbers per row that forward saves for backward.
+std::int64_t saved_size(const Rule& rule, const Normalizer& normalizer);
 
 }  // namespace whet::kernels
 

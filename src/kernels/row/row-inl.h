@@ -42,6 +42,7 @@
 #include <limits>
 
 #include "core/rows.h"
+#include "core/saved_rows.h"
 #include "core/sums.h"
 #include "kernels/elements/elements-inl.h"
 #include "kernels/row/beta-inl.h"
@@ -119,12 +120,23 @@ HWY_INLINE bool CanBeWeighed(const RowResult<T>& result) {
   return result.state.count > 0 && (!result.measured || result.state.z > 0);
 }
 
-// Weights of the row in `out` (which may be row.x), not normalised; with `stats`, all that StatsOf needs. A
-// row that can't be weighed has a sums.z that isn't positive, and nothing is written.
+// What will be asked of a row once it is weighed: StatsOf, Saved.
+struct Wanted {
+  bool stats = false;
+  bool saved = false;
+
+  // Whether the mean of y under the weights is part of it.
+  bool mean(const Rule& rule) const { return stats || (saved && needs_entropy(rule)); }
+};
+
+// Weights of the row in `out` (which may be row.x), not normalised. A row that can't be weighed has a sums.z
+// that isn't positive, and nothing is written.
 template <class Normalizer, typename T>
-HWY_NOINLINE RowResult<T> WeighRow(const RowInput<T>& row, const Rule& rule, bool stats, T* out) {
+HWY_NOINLINE RowResult<T> WeighRow(const RowInput<T>& row, const Rule& rule, Wanted wanted, T* out) {
   RowResult<T> result;
-  ChooseBeta(row, RuleFor<Normalizer>(rule), stats, false, result);
+  const Rule& asked = RuleFor<Normalizer>(rule);
+  // The gradient of a row of one key is exactly 0, since its beta is 1: where it is saved, keys are counted.
+  ChooseBeta(row, asked, wanted.stats, wanted.saved, result);
   if (!CanBeWeighed(result)) return result;
   bool all = true;
   if (row.tiles != nullptr && row.tiles->keep != nullptr) {
@@ -134,25 +146,28 @@ HWY_NOINLINE RowResult<T> WeighRow(const RowInput<T>& row, const Rule& rule, boo
     std::copy_n(result.weights, row.size(), out);
   } else {
     const T* const next = result.measured ? nullptr : row.next;
-    result.sums = Normalizer::Weigh(Runs<T>{row, all}, result.top, result.beta, stats, out, next);
+    result.sums =
+        Normalizer::Weigh(Runs<T>{row, all}, result.top, result.beta, wanted.mean(asked), out, next);
   }
-  if (stats) result.peak = Normalizer::Peak(result);
+  if (wanted.stats) result.peak = Normalizer::Peak(result);
   return result;
 }
 
 // The same for a row without tiles, with normalised weights: 0 in a row without visible keys, NaN in one that
 // holds NaN.
 template <class Normalizer, typename T>
-HWY_INLINE void NormaliseRow(const RowInput<T>& row, const Rule& rule, bool stats, T* out,
+HWY_INLINE void NormaliseRow(const RowInput<T>& row, const Rule& rule, Wanted wanted, T* out,
                              RowResult<T>& result) {
-  ChooseBeta(row, RuleFor<Normalizer>(rule), stats, false, result);
+  const Rule& asked = RuleFor<Normalizer>(rule);
+  ChooseBeta(row, asked, wanted.stats, wanted.saved, result);
   const bool summed = Normalizer::kIsExponential && result.summed;
   if (CanBeWeighed(result) && !summed) {
     const T* const next = result.measured ? nullptr : row.next;
-    result.sums = Normalizer::Weigh(Runs<T>{row, true}, result.top, result.beta, stats, out, next);
+    result.sums =
+        Normalizer::Weigh(Runs<T>{row, true}, result.top, result.beta, wanted.mean(asked), out, next);
     result.weights = out;
   }
-  if (stats) result.peak = Normalizer::Peak(result);
+  if (wanted.stats) result.peak = Normalizer::Peak(result);
   const double z = result.sums.z;
   if (!(z > 0)) {
     std::fill_n(out, row.size(), static_cast<T>(z));
@@ -182,7 +197,8 @@ HWY_INLINE RowStats StatsOf(const RowInput<T>& row, const RowResult<T>& result) 
 
 // ---- Backward ----
 
-// What backward needs of a row beside its logits. The last three are for a beta that moves with them.
+// What backward needs of a row beside its logits. The last three are for a beta that moves with them; in
+// memory a row has as many of these numbers as core::saved_size() says.
 struct SavedRow {
   double top = 0;  // where y is measured from
   double beta = 1;
@@ -193,6 +209,21 @@ struct SavedRow {
 };
 
 template <typename T>
+HWY_INLINE void StoreSaved(const SavedRow& saved, const core::SavedRows& rows, std::int64_t row) {
+  const double numbers[] = {saved.top, saved.beta, saved.scale, saved.mean, saved.slope, saved.plain_mean};
+  T* const to = rows.row<T>(row);
+  for (std::int64_t i = 0; i < rows.size; ++i) to[i] = static_cast<T>(numbers[i]);
+}
+
+template <typename T>
+HWY_INLINE SavedRow LoadSaved(const core::SavedRows& rows, std::int64_t row) {
+  double numbers[6] = {};
+  const T* const from = rows.row<const T>(row);
+  for (std::int64_t i = 0; i < rows.size; ++i) numbers[i] = static_cast<double>(from[i]);
+  return {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]};
+}
+
+template <typename T>
 HWY_INLINE SavedRow Saved(const RowResult<T>& result, const Rule& rule) {
   SavedRow saved;
   if (std::isnan(result.sums.z)) saved.scale = result.sums.z;
@@ -200,31 +231,11 @@ HWY_INLINE SavedRow Saved(const RowResult<T>& result, const Rule& rule) {
   saved.top = static_cast<double>(result.top);
   saved.beta = result.beta;
   saved.scale = 1 / result.sums.z;
-  if (!needs_entropy(rule)) return saved;
+  if (!needs_entropy(rule) || !result.measured) return saved;
   saved.mean = result.sums.t / result.sums.z;
   if (rule.needs_search()) return saved;
   saved.slope = rule.slope(result.state) / result.state.z;
   saved.plain_mean = result.state.t / result.state.z;
-  return saved;
-}
-
-// The same from the statistics of a row without a sink.
-HWY_INLINE SavedRow Saved(const RowStats& stats, const Rule& rule) {
-  SavedRow saved;
-  if (stats.count == 0) return saved;
-  saved.top = stats.max;
-  saved.beta = stats.beta;
-  saved.scale = stats.sharp_peak;
-  if (!needs_entropy(rule)) return saved;
-  saved.mean = (-std::log(stats.sharp_peak) - stats.sharp_entropy) / stats.beta;
-  if (rule.needs_search()) return saved;
-  RowState state;
-  state.count = static_cast<std::int64_t>(stats.count);
-  state.max = stats.max;
-  state.z = 1 / stats.peak;
-  state.t = state.z * (std::log(state.z) - stats.entropy);
-  saved.slope = rule.slope(state) / state.z;
-  saved.plain_mean = state.t / state.z;
   return saved;
 }
 

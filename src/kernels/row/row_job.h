@@ -16,6 +16,7 @@
 
 #include "core/rows.h"
 #include "core/runtime.h"
+#include "core/saved_rows.h"
 #include "core/thread_pool.h"
 
 namespace whet::kernels {
@@ -33,7 +34,7 @@ struct RowJob {
   core::RowArray mask{};  // data null: none
   std::span<const std::int64_t> lengths{};
   std::span<RowStats> stats{};
-  std::span<const RowStats> saved_stats{};  // backward only
+  core::SavedRows saved{};  // written by softmax, read by softmax_backward
   std::span<RowState> states{};
   bool in_is_probabilities = false;
   bool through_rule = true;
@@ -46,6 +47,8 @@ struct RowJob {
     return lengths.empty() ? rows.keys() : lengths[static_cast<std::size_t>(row)];
   }
 };
+
+inline DType arithmetic(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
 // True if the kernel can work on the array where it is: contiguous rows of the arithmetic type.
 inline bool is_direct(const core::RowArray& a, std::int64_t keys) {
@@ -94,8 +97,8 @@ using RowKernel = void (*)(const RowJob& job, std::int64_t begin, std::int64_t e
 // Runs the kernel over all rows. Allocates once, before anything is written, if `buffered`.
 inline void run_rows(const RowJob& job, RowKernel kernel, const Execution& execution, bool buffered) {
   const int threads = core::resolve_threads(execution);
-  // Rows without keys only have stats; there may be any number of them.
-  if (job.rows.keys() == 0 && job.stats.empty() && job.states.empty()) return;
+  // Rows without keys only have stats and saved rows; there may be any number of them.
+  if (job.rows.keys() == 0 && job.stats.empty() && job.states.empty() && !job.saved.given()) return;
   const std::int64_t per_task = rows_per_task(job.rows.keys());
   const std::int64_t tasks = (job.rows.count() + per_task - 1) / per_task;
   if (tasks == 0) return;

@@ -1,12 +1,19 @@
-// The gradient of one row of softmax. With w = softmax(beta x), g = dL/dw, y = x - max:
+// The gradient of one row of softmax, g = dL/dw. Forward, and what each line of backward differentiates:
 //
-//     sweep A   D = sum w g,   and through the rule   B = sum y w (g - D),  mean and variance of y under w
+//     w = e^s / sum e^s     dL/ds = w (g - D),     D = sum w g
+//     s = beta y            dL/dy = beta dL/ds,    dL/dbeta = B = sum y dL/ds
+//     y = x - max           dL/dx = dL/dy          (they sum to 0: the maximum gains nothing)
+//     beta = rule(x)        dL/dx gains B dbeta/dx
+//
+//     sweep A   D, and through the rule B, mean and variance of y under w
 //     sweep B   dx = beta w (g - D) + B dbeta/dx
 //
 // where dbeta/dx is a combination of w, w y, p and p y (p = softmax(x)) with one coefficient each,
-// so every rule is the same sweep. Two exponentials per key, one if the weights are kept, one more through a
-// rule of the entropy. y is measured from its mean under w, which the saved row holds, so neither B nor the
-// variance cancels.
+// so every rule is the same sweep. y is measured from its mean under w, which the saved row holds, so neither
+// B nor the variance cancels.
+//
+// Bytes: x and g are read twice and dx written once, from memory once where a row fits a cache. Two
+// exponentials per key, one if the weights are kept, one more through a rule of the entropy: those bound it.
 #if defined(WHET_KERNELS_SOFTMAX_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_SOFTMAX_BACKWARD_INL_H_
 #undef WHET_KERNELS_SOFTMAX_BACKWARD_INL_H_

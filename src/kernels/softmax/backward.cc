@@ -47,9 +47,9 @@ HWY_INLINE void BackwardRowsOf(const RowJob& job, std::int64_t begin, std::int64
     const std::uint8_t* mask = job.mask_at(cursor.offset(3));
     double offset = 0;
     const T* x = VisibleRow(job, job.in.data + cursor.offset(0) * bytes, mask, n, buffer, buffer, offset);
-    const SavedRow saved = job.saved_stats.empty()
-                               ? functions.save(RowInput<T>{.x = x, .n = n, .parameter = parameter}, job.rule)
-                               : Saved(job.saved_stats[static_cast<std::size_t>(row)], job.rule);
+    const SavedRow saved =
+        job.saved.given() ? LoadSaved<T>(job.saved, row)
+                          : functions.save(RowInput<T>{.x = x, .n = n, .parameter = parameter}, job.rule);
     if (saved.scale != 0) {
       functions.backward({.x = x,
                           .n = n,
@@ -95,15 +95,15 @@ void softmax_backward(ConstView in, ConstView dout, View din, const SoftmaxOptio
                       .out = rows.output(din, "din"),
                       .mask = rows.mask(options.mask),
                       .lengths = options.lengths,
-                      .saved_stats = backward.stats,
+                      .saved = core::saved_rows(backward.saved, kernels::arithmetic(in.dtype), rows.count(),
+                                                saved_size(options)),
                       .through_rule = backward.beta_gradient == BetaGradient::through_rule};
   rows.check_lengths(options.lengths);
-  if (!backward.stats.empty()) rows.check_per_row(backward.stats.size(), "stats");
   core::check_same_or_apart(rows, job.out, "din", job.in, "in");
   core::check_same_or_apart(rows, job.out, "din", job.dout, "dout");
   core::check_apart({job.out, "din"}, {job.mask, "mask"});
   core::check_apart({job.out, "din"}, {options.lengths, "lengths"});
-  core::check_apart({job.out, "din"}, {backward.stats, "stats"});
+  core::check_apart({job.out, "din"}, {job.saved, "saved"});
   const bool buffered = !kernels::is_direct(job.in, rows.keys()) || job.mask.data != nullptr;
   kernels::run_rows(job, WHET_DISPATCH(kernels::BackwardRows), execution, buffered);
 }

@@ -45,17 +45,19 @@ void check_gradient(const Problem<T>& problem, const RuleCase& rule) {
   const ConstView mask(flags.get(), sizes);
   std::vector<T> w(n);
   RowStats stats{};
-  softmax(in, View(w.data(), sizes), {.rule = rule.rule, .mask = mask}, {.stats = std::span(&stats, 1)});
+  const SavedRows saved(DTypeOf<T>::value, 1, saved_size(SoftmaxOptions{.rule = rule.rule}));
+  softmax(in, View(w.data(), sizes), {.rule = rule.rule, .mask = mask},
+          {.stats = std::span(&stats, 1), .saved = saved.view()});
   const oracle::Row row(to_double(problem.x), problem.visible);
   for (BetaGradient mode : kBoth) {
     SCOPED_TRACE(mode == BetaGradient::held ? "held" : "through the rule");
-    std::vector<T> with_stats(n, T{7});
+    std::vector<T> with_saved(n, T{7});
     std::vector<T> without(n, T{7});
-    softmax_backward(in, dout, View(with_stats.data(), sizes), {.rule = rule.rule, .mask = mask},
-                     {.beta_gradient = mode, .stats = std::span(&stats, 1)});
+    softmax_backward(in, dout, View(with_saved.data(), sizes), {.rule = rule.rule, .mask = mask},
+                     {.beta_gradient = mode, .saved = saved.view()});
     softmax_backward(in, dout, View(without.data(), sizes), {.rule = rule.rule, .mask = mask},
                      {.beta_gradient = mode});
-    expect_gradient<T>(row, to_double(problem.g), rule.plain, mode, stats.beta, with_stats);
+    expect_gradient<T>(row, to_double(problem.g), rule.plain, mode, stats.beta, with_saved);
     expect_gradient<T>(row, to_double(problem.g), rule.plain, mode, stats.beta, without);
   }
 }
@@ -111,7 +113,7 @@ TEST(SoftmaxGradient, IsZeroForHiddenKeys) {
   });
 }
 
-// By length, mask or a logit of -inf; with and without the stats of forward.
+// By length, mask or a logit of -inf; with and without what forward saved.
 template <typename T>
 void check_hidden_keys_of_broken_rows(const RuleCase& rule, double poison) {
   constexpr std::size_t kKeys = 40, kLength = 23;
@@ -124,14 +126,14 @@ void check_hidden_keys_of_broken_rows(const RuleCase& rule, double poison) {
   x[7] = -std::numeric_limits<T>::infinity();
   const std::int64_t length[] = {kLength};
   const Dims sizes = {kKeys};
-  RowStats stats{};
+  const SavedRows saved(DTypeOf<T>::value, 1, saved_size(SoftmaxOptions{.rule = rule.rule}));
   softmax(ConstView(x.data(), sizes), View(w.data(), sizes),
-          {.rule = rule.rule, .mask = {flags, sizes}, .lengths = length}, {.stats = std::span(&stats, 1)});
-  for (const bool saved : {false, true}) {
+          {.rule = rule.rule, .mask = {flags, sizes}, .lengths = length}, {.saved = saved.view()});
+  for (const bool given : {false, true}) {
     std::vector<T> dx(kKeys, T{7});
     softmax_backward(ConstView(x.data(), sizes), ConstView(g.data(), sizes), View(dx.data(), sizes),
                      {.rule = rule.rule, .mask = {flags, sizes}, .lengths = length},
-                     {.stats = std::span<const RowStats>(&stats, saved ? 1 : 0)});
+                     {.saved = given ? saved.view() : View{}});
     for (std::size_t i = 0; i < kKeys; ++i) {
       const bool hidden = i >= kLength || !flags[i] || i == 7;
       EXPECT_TRUE(hidden ? dx[i] == T{0} : std::isnan(dx[i])) << "key " << i << ", " << dx[i];
@@ -160,11 +162,12 @@ TEST(SoftmaxGradient, IsZeroForRowsWithoutVisibleKeysAndNeverNaN) {
     const std::vector<std::int64_t> lengths = {0, 1, 7, 10};
     for (const RuleCase& rule : rule_cases()) {
       std::vector<RowStats> stats(4);
+      const SavedRows saved(DType::f64, 4, saved_size(SoftmaxOptions{.rule = rule.rule}));
       std::vector<double> w(40), dx(40, 7);
       softmax(ConstView(x.data(), {4, 10}), View(w.data(), {4, 10}), {.rule = rule.rule, .lengths = lengths},
-              {.stats = std::span(stats)});
+              {.stats = std::span(stats), .saved = saved.view()});
       softmax_backward(ConstView(x.data(), {4, 10}), ConstView(g.data(), {4, 10}), View(dx.data(), {4, 10}),
-                       {.rule = rule.rule, .lengths = lengths}, {.stats = stats});
+                       {.rule = rule.rule, .lengths = lengths}, {.saved = saved.view()});
       for (std::size_t r = 0; r < 4; ++r) {
         SCOPED_TRACE("row " + std::to_string(r) + ", rule " + rule.rule.name());
         const auto part = [&](const std::vector<double>& all) {

@@ -29,10 +29,12 @@ struct Call {
   }
 
   SoftmaxOptions options() const { return {.axis = axis, .mask = mask, .lengths = lengths}; }
-  void run_softmax() const { softmax(in, out, options(), {.stats = stats}, {.threads = threads}); }
+  void run_softmax() const {
+    softmax(in, out, options(), {.stats = stats, .saved = saved}, {.threads = threads});
+  }
   void run_sharpen() const { sharpen(in, out, options(), {.stats = stats}, {.threads = threads}); }
   void run_backward() const {
-    softmax_backward(in, dout, out, options(), {.stats = stats}, {.threads = threads});
+    softmax_backward(in, dout, out, options(), {.saved = saved}, {.threads = threads});
   }
   void run_states() const {
     states(in, row_states, {.axis = axis, .mask = mask, .lengths = lengths}, {.threads = threads});
@@ -54,6 +56,7 @@ struct Call {
   ConstView in, dout;
   View out;
   std::span<RowStats> stats;
+  View saved;
   std::span<RowState> row_states;
   int axis = -1;
   ConstView mask;
@@ -300,8 +303,44 @@ TEST(SoftmaxErrors, NumberOfStats) {
     Call call;
     call.stats = std::span(three.data(), count);
     forward_refuses("stats", call);
-    backward_refuses("stats", call);
   }
+}
+
+TEST(SoftmaxErrors, WhatIsSaved) {
+  std::vector<float> memory(20, kCanary);
+  const auto refused = [&](const View& saved, const char* what) {
+    Call call;
+    call.saved = saved;
+    for (const auto run : {&Call::run_softmax, &Call::run_backward}) {
+      try {
+        (call.*run)();
+        ADD_FAILURE() << what;
+      } catch (const Error& error) {
+        EXPECT_EQ(std::string(error.what()), std::string("saved: ") + what);
+      }
+    }
+    EXPECT_TRUE(call.untouched());
+  };
+  float* const data = memory.data();
+  refused({data, {2, 4}}, "its sizes are (2, 4), must be 2 rows of 3");
+  refused({data, {3}}, "its sizes are (3), must be 2 rows of 3");
+  refused({data, DType::f64, {2, 3}}, "its element type is f64, must be f32");
+  refused({data, {2, 3}, {4, 1}}, "its strides are (4, 1), must be contiguous");
+  refused({static_cast<float*>(nullptr), {2, 3}}, "its data is null");
+  EXPECT_EQ(memory, std::vector<float>(20, kCanary));
+
+  Call call;  // any axes will do
+  call.saved = View(data, {2, 1, 3});
+  EXPECT_NO_THROW(call.run_softmax());
+  EXPECT_NO_THROW(call.run_backward());
+  EXPECT_EQ(std::vector<float>(data, data + 6), (std::vector<float>{0.5F, 1, 1.0F / 6, 0.5F, 1, 1.0F / 6}));
+}
+
+TEST(SoftmaxErrors, SharpenSavesNothing) {
+  Call call;
+  std::vector<float> memory(6);
+  EXPECT_THROW(sharpen(call.in, call.out, {}, {.saved = {memory.data(), {2, 3}}}), Error);
+  EXPECT_TRUE(call.untouched());
 }
 
 TEST(SoftmaxErrors, NumberOfStates) {

@@ -7,7 +7,9 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 
+#include "kernels/row/normalizers.h"
 #include "kernels/row/row_job.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -34,7 +36,7 @@ void SoftmaxRowsOf(const RowJob& job, std::int64_t begin, std::int64_t end, T* b
   const std::int64_t in_bytes = core::element_bytes(job.in.dtype);
   core::RowCursor<3> cursor(job.rows, {&job.in, &job.out, &job.mask}, begin);
   core::RowCursor<1> following(job.rows, {&job.in}, begin);  // one row ahead
-  const bool wants_stats = !job.stats.empty();
+  const Wanted wanted{.stats = !job.stats.empty(), .saved = job.saved.given()};
   const bool out_is_direct = kernels::is_direct(job.out, job.rows.keys());
   for (std::int64_t row = begin; row < end; ++row, cursor.next()) {
     const std::int64_t n = job.length(row);
@@ -56,10 +58,11 @@ void SoftmaxRowsOf(const RowJob& job, std::int64_t begin, std::int64_t end, T* b
                             .scratch = target != x ? target : (buffer != x ? buffer : nullptr),
                             .next = next};
     RowResult<T> result;
-    NormaliseRow<Normalizer>(input, job.rule, wants_stats, target, result);
+    NormaliseRow<Normalizer>(input, job.rule, wanted, target, result);
     std::fill(target + n, target + job.rows.keys(), T(0));
     if (!out_is_direct) StoreRow(target, job.out.dtype, job.out.key_stride, job.rows.keys(), out);
-    if (wants_stats) {
+    if (wanted.saved) StoreSaved<T>(Saved(result, RuleFor<Normalizer>(job.rule)), job.saved, row);
+    if (wanted.stats) {
       RowStats& stats = job.stats[static_cast<std::size_t>(row)];
       stats = StatsOf(input, result);
       if (result.state.count > 0) {
@@ -131,25 +134,31 @@ namespace {
 void run_softmax(ConstView in, View out, const SoftmaxOptions& options, const SoftmaxOutputs& outputs,
                  const Execution& execution, bool in_is_probabilities) {
   const core::Rows rows(in, options.axis);
-  RowJob job{.rows = rows,
-             .rule = options.rule,
-             .normalizer = options.normalizer,
-             .in = rows.array(in, "in"),
-             .out = rows.output(out, "out"),
-             .mask = rows.mask(options.mask),
-             .lengths = options.lengths,
-             .stats = outputs.stats,
-             .in_is_probabilities = in_is_probabilities};
+  RowJob job{
+      .rows = rows,
+      .rule = options.rule,
+      .normalizer = options.normalizer,
+      .in = rows.array(in, "in"),
+      .out = rows.output(out, "out"),
+      .mask = rows.mask(options.mask),
+      .lengths = options.lengths,
+      .stats = outputs.stats,
+      .saved = core::saved_rows(outputs.saved, arithmetic(in.dtype), rows.count(), saved_size(options)),
+      .in_is_probabilities = in_is_probabilities};
   rows.check_lengths(options.lengths);
   if (!outputs.stats.empty()) rows.check_per_row(outputs.stats.size(), "stats");
   core::check_same_or_apart(rows, job.out, "out", job.in, "in");
-  const core::Extent written[] = {{job.out, "out"}, {outputs.stats, "stats"}};
+  if (in_is_probabilities && job.saved.given())
+    core::fail("saved", "given to sharpen, which has no backward");
+  const core::Extent written[] = {{job.out, "out"}, {outputs.stats, "stats"}, {job.saved, "saved"}};
   for (const core::Extent& w : written) {
     core::check_apart(w, {job.mask, "mask"});
     core::check_apart(w, {options.lengths, "lengths"});
   }
-  core::check_apart(written[1], {job.in, "in"});
-  core::check_apart(written[1], written[0]);
+  for (std::size_t i = 1; i < std::size(written); ++i) {
+    core::check_apart(written[i], {job.in, "in"});
+    for (std::size_t j = 0; j < i; ++j) core::check_apart(written[i], written[j]);
+  }
 
   const bool direct_in = is_direct(job.in, rows.keys()) && job.mask.data == nullptr;
   const bool in_place = job.in.data == job.out.data;
@@ -161,6 +170,10 @@ void run_softmax(ConstView in, View out, const SoftmaxOptions& options, const So
 }  // namespace
 
 }  // namespace kernels
+
+std::int64_t saved_size(const SoftmaxOptions& options) {
+  return kernels::saved_size(options.rule, options.normalizer);
+}
 
 void softmax(ConstView in, View out, const SoftmaxOptions& options, const SoftmaxOutputs& outputs,
              const Execution& execution) {

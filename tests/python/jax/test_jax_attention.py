@@ -1,5 +1,7 @@
 """whet.jax.attention beside jax.nn.dot_product_attention and the oracle."""
 
+from functools import partial
+
 import numpy as np
 import oracle
 import pytest
@@ -163,6 +165,61 @@ def test_gradients_with_a_rule(hold_beta):
         pairs = zip(*(gradient(*arrays) for gradient in gradients))
         for given, expected in pairs:
             close(given, expected, 1e-9)
+
+
+EACH_ITS_OWN = ["none", "paper", "target-entropy:0.5", "target-peak:0.7"]
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])
+@pytest.mark.parametrize("rule, size", [("none", 3), ("ssmax:0.4", 3), ("target-peak:0.7", 4), ("paper", 6),
+                                        (["none", "fixed:2", "log-length:4", "ssmax:0.4"], 3),
+                                        (["none", "target-entropy:0.5", "fixed:2", "none"], 4), (EACH_ITS_OWN, 6)])
+def test_what_is_kept_for_backward(rule, size, dtype):
+    """Beside the operands a few numbers per row, in the type of the arithmetic: of all heads as many as one needs."""
+    with jax.enable_x64(True):
+        arrays = qkv(dtype)
+        for normalizer, numbers in (("softmax", size), ("hard", 3)):
+            _, pull = jax.vjp(partial(attention, rule=rule, normalizer=normalizer), *arrays)
+            kept = {(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(pull)}
+            of_rows = (B, N, T, numbers), jnp.promote_types(dtype, jnp.float32)
+            assert kept == {of_rows, *((given.shape, given.dtype) for given in arrays)}
+
+
+@pytest.mark.parametrize("normalizer", ["softmax", "hard"])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("rule", ["none", "paper", "target-entropy:0.5", EACH_ITS_OWN], ids=str)
+def test_gradients_are_those_that_keep_nothing(rule, dtype, normalizer):
+    """NumPy's function finds everything about a row again: few rows, and many, of which one sees nothing."""
+    q, k, v = qkv(dtype)
+    sinks, c = normal(N, seed=6), normal(B, T, N, H, seed=5, dtype=dtype)
+    mask = MASK.at[:, :, 1].set(False)
+    for queries in (3, T):
+        options = {"mask": mask[:, :, :queries], "rule": rule, "normalizer": normalizer}
+        _, pull = jax.vjp(lambda *a: attention(*a[:3], sinks=a[3], **options), q[:, :queries], k, v, sinks)
+        *given, dsinks = pull(c[:, :queries])
+        first = [np.asarray(a.swapaxes(1, 2)) for a in (q[:, :queries], k, v, c[:, :queries])]
+        sides = {"sinks": np.asarray(sinks), "mask": np.asarray(options.pop("mask"))}
+        expected = whet.attention_backward(*first, **sides, **options)
+        tolerance = 2e-2 if dtype == jnp.bfloat16 else 2e-4
+        for ours, theirs in zip(given, (expected.dquery, expected.dkey, expected.dvalue)):
+            close(ours.swapaxes(1, 2), theirs, tolerance)
+        close(dsinks, expected.dsinks, tolerance)
+        assert (given[0][:, 1] == 0).all()
+
+
+def test_gradients_with_sinks_a_mask_and_a_rule_per_head():
+    """Beside differences, along a direction drawn at random."""
+    with jax.enable_x64(True):
+        given = *qkv(jnp.float64), normal(N, seed=6, dtype=jnp.float64)
+        along = [normal(*a.shape, seed=20 + i, dtype=jnp.float64) for i, a in enumerate(given)]
+        c, step = normal(B, T, N, H, seed=5, dtype=jnp.float64), 1e-4
+
+        def loss(*a):
+            return (attention(*a[:3], sinks=a[3], mask=MASK, rule=EACH_ITS_OWN) * c).sum()
+
+        slope = sum((d * t).sum() for d, t in zip(jax.grad(loss, (0, 1, 2, 3))(*given), along))
+        up, down = (loss(*(a + s * t for a, t in zip(given, along))) for s in (step, -step))
+        close(slope, (up - down) / (2 * step), 1e-3)
 
 
 def test_a_learned_scale():

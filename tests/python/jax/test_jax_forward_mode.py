@@ -18,6 +18,8 @@ OPTIONS = {
     "lengths": {"query_seq_lengths": jnp.array([5, 3]), "key_value_seq_lengths": jnp.array([4, 6])},
     "heads": {"rule": ["paper", "target-peak:0.7"]}, "held": {"hold_beta": True}, "scale": {"scale": 0.7},
     "mask": {"mask": jnp.asarray(np.random.default_rng(1).random((5, 6)) < 0.8)},
+    "no key, one key": {"mask": jnp.arange(6) < jnp.arange(5)[:, None], "sinks": jnp.array([0.3, -0.2])},
+    "hard": {"normalizer": "hard"},
     "packed": STARTS, "packed causal": {**STARTS, "is_causal": True, "local_window_size": (2, None)},
 }
 
@@ -83,6 +85,9 @@ def test_linearize_and_16_bits():
     q = normal(1, 3, 2, 8).astype(jnp.float16)
     _, tangent = jax.jvp(lambda q: attention(q, q, q, rule="paper"), (q,), (q,))
     assert tangent.dtype == jnp.float16 and jnp.isfinite(tangent).all()
+    wide = jnp.asarray(q, jnp.float32)
+    _, expected = jax.jvp(lambda q: attention(q, q, q, rule="paper"), (wide,), (wide,))
+    np.testing.assert_allclose(np.asarray(tangent, np.float32), expected, rtol=5e-3, atol=5e-3)
 
 
 # ---- log_softmax

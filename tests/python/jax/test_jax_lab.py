@@ -14,9 +14,10 @@ import pytest
 
 pytest.importorskip("optax", reason="needs jax and optax")
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "bench"))
-import max_retrieval_jax as peer
+sys.path.insert(0, str(ROOT))
 from safetensors.numpy import load_file
+
+from bench.training import max_retrieval_jax as peer
 
 WHET = Path(os.environ.get("WHET_BUILD", ROOT / "build/release")) / "bin/whet"
 FORMS = {"straightforward": peer.straightforward, "folded": peer.folded}

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import oracle
@@ -12,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import whet
 from jax.test_util import check_grads
-from whet.jax import softmax
+from whet.jax import log_softmax, softmax
 
 DTYPES = [jnp.float32, jnp.bfloat16, jnp.float16]
 TOLERANCE = {jnp.float32: 2e-6, jnp.bfloat16: 1e-2, jnp.float16: 2e-3}
@@ -147,6 +148,46 @@ def test_gradients_with_a_rule(rule, hold_beta):
             for i in (0, 4, 5, 11):
                 up, down = (softmax(x.at[:, i].add(s), where=where, rule=rule) for s in (step, -step))
                 close(given[:, i], ((up - down) * c).sum(1) / (2 * step), 2e-4 if "target" in rule else 1e-6)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16, jnp.float64])
+@pytest.mark.parametrize("rule, size", [("none", 3), ("fixed:1.5", 3), ("log-length:4", 3), ("ssmax:0.4", 3),
+                                        ("target-entropy:0.2", 4), ("target-peak:0.9", 4), ("paper", 6),
+                                        ("polynomial:0.3,1.2:hold=2", 6)])
+def test_what_is_kept_for_backward(rule, size, dtype):
+    """Beside the logits a few numbers per row, in the type of the arithmetic."""
+    with jax.enable_x64(True):
+        x = normal(3, 12, dtype=dtype)
+        for normalizer, numbers in (("softmax", size), ("hard", 3)):
+            _, pull = jax.vjp(partial(softmax, rule=rule, normalizer=normalizer), x)
+            kept = {(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(pull)}
+            assert kept == {(x.shape, x.dtype), ((3, numbers), jnp.promote_types(dtype, jnp.float32))}
+
+
+def test_only_what_is_asked_for_is_computed():
+    def results(function, **options):
+        text = str(jax.make_jaxpr(partial(function, rule="paper", **options))(normal(3, 8)))
+        return "saved" in text, "stats" in text
+
+    def gradient(x, **options):
+        return jax.grad(lambda x: softmax(x, **options)[0, 0])(x)
+
+    assert results(softmax) == (False, False) and results(softmax, return_stats=True) == (False, True)
+    assert results(gradient) == (True, False) and results(log_softmax) == (True, False)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("rule", oracle.RULES)
+def test_gradients_are_those_that_keep_nothing(rule, dtype):
+    """NumPy's function finds everything about a row again."""
+    x, c = 2 * normal(6, 40, dtype=dtype), normal(6, 40, seed=1, dtype=dtype)
+    where = (jnp.arange(40) % 7 > 0) & (jnp.arange(6) != 3)[:, None]
+    tolerance = 2e-2 if dtype == jnp.bfloat16 else 2e-4 if "target" in rule else 1e-5
+    for options in ({}, {"hold_beta": True}, {"normalizer": "hard"}):
+        given = jax.grad(lambda x: (softmax(x, where=where, rule=rule, **options) * c).sum())(x)
+        expected = whet.softmax_backward(np.asarray(x), np.asarray(c), rule=rule, where=np.asarray(where), **options)
+        close(given, expected, tolerance)
+        assert given.dtype == dtype and (given[3] == 0).all()
 
 
 def test_stats_carry_no_gradient():

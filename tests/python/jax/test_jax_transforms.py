@@ -110,7 +110,7 @@ def test_vmap_of_attention(varied, batch):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_jacrev(rule):
-    """Many gradients of one forward pass: stats are saved once and the cotangents vary."""
+    """Many gradients of one forward pass: rows are saved once and the cotangents vary."""
     x = normal(2, 6)
     jacobian = jax.jacrev(partial(softmax, rule=rule))(x)
     rows = jnp.stack([jax.grad(lambda x: softmax(x, rule=rule)[0, i])(x) for i in range(6)])

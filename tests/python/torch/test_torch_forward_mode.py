@@ -12,6 +12,8 @@ OPTIONS = {
     "plain": {}, "causal": {"is_causal": True, "align": "end"}, "capped": {"softcap": 2.0, "window": (3, 1)},
     "lengths": {"lengths": [4, 6], "is_causal": True, "align": "end"}, "rows": {"lengths": [6, 5, 4, 1, 0] * 4},
     "heads": {"rule": ["paper", "target-peak:0.7"]}, "held": {"hold_beta": True}, "scale": {"scale": 0.7},
+    "hard": {"normalizer": "hard"}, "sinks": {"sinks": torch.tensor([0.5, -torch.inf], dtype=torch.float64),
+                                              "is_causal": True},
     "packed": STARTS, "packed causal": {**STARTS, "is_causal": True, "window": (2, None), "align": "end"},
 }
 

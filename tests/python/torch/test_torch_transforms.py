@@ -6,6 +6,8 @@ torch = pytest.importorskip("torch", minversion="2.6")
 import whet
 from torch.nn.functional import scaled_dot_product_attention
 from whet.torch import attention, log_softmax, softmax
+from whet.torch._operators import of_backward
+
 
 @pytest.fixture(autouse=True)
 def seed():
@@ -20,43 +22,44 @@ def heads(*shape, needs_gradient=True):
 
 
 @pytest.mark.parametrize("options", [
-    {"dim": 1, "rule": "paper", "with_stats": True}, {"dim": 0}, {"dim": 2, "rule": "target-peak:0.9", "hold_beta": True}])
+    {"dim": 1, "rule": "paper", "with_stats": True, "with_saved": True}, {"dim": 0},
+    {"dim": 2, "rule": "target-peak:0.9", "hold_beta": True, "with_saved": True}])
 @pytest.mark.parametrize("masked", [False, True])
 def test_softmax_operator(options, masked):
     where = torch.rand(3, 1, 7) < 0.7 if masked else None
     for x in (heads(3, 4, 7), heads(3, 7, 4, needs_gradient=False).mT):
         torch.library.opcheck(torch.ops.whet.softmax.default, (x, where), options)
     x = x.detach()
-    _, stats = torch.ops.whet.softmax(x, where, **options)
-    options.pop("with_stats", None)
-    torch.library.opcheck(torch.ops.whet.softmax_backward.default, (x + 1, x, where, stats), options)
+    *_, saved = torch.ops.whet.softmax(x, where, **options)
+    torch.library.opcheck(torch.ops.whet.softmax_backward.default, (x + 1, x, where, saved), of_backward(options))
 
 
 @pytest.mark.parametrize("rule", ["none", "paper"])
 def test_beta_operator(rule):
     for where in (None, torch.rand(1, 4, 7) < 0.7):
-        torch.library.opcheck(torch.ops.whet.beta.default, (heads(3, 4, 7), where), {"dim": 2, "rule": rule})
+        for options in ({}, {"with_stats": True}):
+            torch.library.opcheck(torch.ops.whet.beta.default, (heads(3, 4, 7), where),
+                                  {"dim": 2, "rule": rule, **options})
 
 
 ATTENTIONS = {
-    "plain": ((), {"rule": "paper", "with_stats": True}),
+    "plain": ((), {"rule": "paper", "with_stats": True}), "saved": ((), {"rule": "paper", "with_saved": True}),
     "everything": ((torch.ones(2, 1, 5, 6).tril(2).bool(), torch.randn(1, 4, 5, 6, requires_grad=True),
                     torch.randn(4, requires_grad=True), torch.tensor([6, 4])),
                    {"rule": "none;paper;fixed:2;ssmax:1", "scale": 0.3, "causal": True, "align": "end",
-                    "window_left": 3, "window_right": 1, "softcap": 2.0, "hold_beta": True}),
+                    "window_left": 3, "window_right": 1, "softcap": 2.0, "hold_beta": True, "with_saved": True}),
 }
 
 
 @pytest.mark.parametrize("sides, options", ATTENTIONS.values(), ids=ATTENTIONS)
 def test_attention_operator(sides, options):
-    options = dict(options)
     given = heads(2, 4, 5, 8), heads(2, 2, 6, 8), heads(2, 2, 6, 3), *sides
     torch.library.opcheck(torch.ops.whet.attention.default, given, options)
     tensors = [t.detach() for t in given]
-    out, stats = torch.ops.whet.attention(*tensors, **options)
-    options.pop("with_stats", None)
+    out, _, saved = torch.ops.whet.attention(*tensors, **options)
+    options = of_backward(options)
     for wanted in ([True] * 3 + [len(sides) > 0] * 2, [False, True, False, False, False]):
-        torch.library.opcheck(torch.ops.whet.attention_backward.default, (torch.ones_like(out), stats, *tensors),
+        torch.library.opcheck(torch.ops.whet.attention_backward.default, (torch.ones_like(out), saved, *tensors),
                               {"wanted": wanted, **options})
     torch.library.opcheck(torch.ops.whet.attention_outputs.default, (torch.tensor([[1, 3, 4]]), *tensors),
                           {"top_k": 2, "column_sums": True, **options})

@@ -1,7 +1,7 @@
-"""whet through its torch door, beside torch's own: python bench/python_torch.py [--quick] [--strict].
+"""whet through its torch door, beside torch's own: python -m bench.python.torch_calls [--quick] [--strict].
 
 Needs torch and the package whet in the running interpreter. Overhead is what a call costs on inputs too small to cost
-anything; the ratios are the ones of bench/rows.py and bench/attention.py, called the way a model calls. Every contender
+anything; the ratios are the ones of bench.rows and bench.attention, called the way a model calls. Every contender
 is compared with torch in float64 before it is timed; rounds are interleaved (timing.py). One thread each.
 
 The last two parts alternate operators of torch and whet, as a model does, on two threads: attention right after an
@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
-from report import Bar, bar_table, table
-from timing import BenchmarkError, Contender, Timing, prepare_process, progress, ratio, verified_timings
+from bench.report import Bar, bar_table, table
+from bench.timing import BenchmarkError, Contender, Timing, prepare_process, progress, ratio, verified_timings
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -195,7 +195,7 @@ def _after_an_operator(rounds: int) -> list[Bar]:
 def _decoder(rounds: int) -> list[Bar]:
     """A layer of 8 heads of 64 on two threads, with SDPA and with whet's attention."""
     import torch
-    from decoder import DecoderLayer
+    from bench.python.decoder import DecoderLayer
     from torch.nn.functional import scaled_dot_product_attention as sdpa
     from whet.torch import attention
 
@@ -231,4 +231,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except BenchmarkError as error:
-        sys.exit(f"bench/python_torch.py: {error}")
+        sys.exit(f"bench.python.torch_calls: {error}")

@@ -1,4 +1,4 @@
-"""whet through NumPy and JAX, beside JAX's own functions: python bench/python_jax.py [--quick] [--strict].
+"""whet through NumPy and JAX, beside JAX's own functions: python -m bench.python.jax_calls [--quick] [--strict].
 
 What a small call costs, and whether the kernels keep their speed behind XLA's FFI. One thread each; every contender is
 verified against float64, then timed interleaved (timing.py). Needs the package whet, installed or on PYTHONPATH.
@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from report import Bar, bar_table, table
-from timing import (BenchmarkError, Contender, OtherLoad, Timing, machine_facts, prepare_process, progress, ratio,
+from bench.report import Bar, bar_table, table
+from bench.timing import (BenchmarkError, Contender, OtherLoad, Timing, machine_facts, prepare_process, progress, ratio,
                     verified_timings)
 
 CPUS = prepare_process()  # before jax is imported
@@ -132,4 +132,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except BenchmarkError as error:
-        sys.exit(f"bench/python_jax.py: {error}")
+        sys.exit(f"bench.python.jax_calls: {error}")

@@ -1,4 +1,4 @@
-"""The data of bench/attention.py, attention in float64, and how far a contender may be from it.
+"""The data of bench.attention, attention in float64, and how far a contender may be from it.
 
 - whet's output, on sampled rows of every head: the contract of its documentation. The largest error
   is at most twice that of a plain, unblocked evaluation in float32 (here NumPy's), plus
@@ -24,8 +24,8 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import DTypeLike
 
-from rows_reference import COEFFICIENTS, GATE
-from whet_c import SKIP_EPSILON
+from bench.rows.reference import COEFFICIENTS, GATE
+from bench.whet_c import SKIP_EPSILON
 
 UNIT = 2.0**-24
 BETA_BOUND = PEER_BOUND = 1e-4

@@ -1,4 +1,4 @@
-"""The contenders of bench/attention.py. Import after timing.prepare_process()."""
+"""The contenders of bench.attention. Import after timing.prepare_process()."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import jax
 import numpy as np
 import torch
 
-from attention_memory import whet_training
-from attention_peers import Peers, lean_rule
-from attention_reference import (
+from bench.attention.memory import whet_training
+from bench.attention.peers import Peers, lean_rule
+from bench.attention.reference import (
     Inputs,
     Reference,
     peer_share,
     whet_gradient_share,
 )
-from rows_peers import torch_rule
-from timing import BenchmarkError, Contender
-from whet_c import SKIP_EPSILON, STATS_FIELDS, Call, Whet
+from bench.rows.peers import torch_rule
+from bench.timing import BenchmarkError, Contender
+from bench.whet_c import SKIP_EPSILON, STATS_FIELDS, Call, Whet
 
 TARGET_RULE = "target-entropy:0.2"
 NONE, PAPER, TARGET = "whet none", "whet paper", f"whet {TARGET_RULE}"
@@ -152,7 +152,7 @@ def decode_contenders(problem: Problem, half: Problem) -> list[Contender]:
 
 
 class Training:
-    """Forward with stats, then backward from them: dq, dk, dv."""
+    """Forward that saves rows, then backward from them: dq, dk, dv."""
 
     def __init__(self, whet: Whet, inputs: Inputs) -> None:
         self._whet = whet

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from rows_reference import COEFFICIENTS, GATE
+from bench.rows.reference import COEFFICIENTS, GATE
 
 torch.set_num_threads(1)
 # Run on the caller's thread, as torch and whet do, instead of handing each call to another one.

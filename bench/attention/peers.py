@@ -19,10 +19,10 @@ import torch
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 
-from attention_reference import HIDDEN, Inputs, Shape
-from rows_peers import jax_rule, torch_rule
-from rows_reference import COEFFICIENTS, GATE
-from timing import progress
+from bench.attention.reference import HIDDEN, Inputs, Shape
+from bench.rows.peers import jax_rule, torch_rule
+from bench.rows.reference import COEFFICIENTS, GATE
+from bench.timing import progress
 
 BLOCKS = (16, 32, 64, 128, 256)  # rows the hand-blocked loop may take at once
 TRIAL_ROWS = 256

@@ -1,7 +1,7 @@
 """Memory that calls need beyond their arguments and results, and one call on a very long input.
 
-    python bench/attention_memory.py train CONTENDER LIBRARY QUERIES
-    python bench/attention_memory.py long LIBRARY QUERIES
+    python -m bench.attention.memory train CONTENDER LIBRARY QUERIES
+    python -m bench.attention.memory long LIBRARY QUERIES
 
 print JSON: {"extra_bytes": ...}, and a Long. A process of its own for each figure, so that no
 earlier call's memory is used again. CONTENDER: whet, torch-sdpa or torch-compile.
@@ -20,10 +20,11 @@ from pathlib import Path
 
 import numpy as np
 
-from attention_reference import Inputs, Reference, Shape, sharpened
-from rows_memory import peak_growth
-from whet_c import STATS_FIELDS, Whet
+from bench.attention.reference import Inputs, Reference, Shape, sharpened
+from bench.rows.memory import peak_growth
+from bench.whet_c import STATS_FIELDS, Whet
 
+ROOT = Path(__file__).resolve().parents[2]
 SHORT_QUERIES = 8192
 SHORT_CALLS = 7
 
@@ -64,19 +65,19 @@ def long_run(library: Path, queries: int) -> Long:
 
 
 def _run(*arguments: object) -> dict:
-    command = [sys.executable, __file__, *(str(a) for a in arguments)]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    command = [sys.executable, "-m", "bench.attention.memory", *(str(a) for a in arguments)]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     return json.loads(done.stdout)
 
 
 def whet_training(
     whet: Whet, inputs: Inputs, dout: np.ndarray, rule: str
 ) -> tuple[Callable[[], object], dict[str, np.ndarray]]:
-    """Forward with stats and backward from them as one call, and where the gradients go."""
+    """Forward that saves rows and backward from them as one call, and where the gradients go."""
     out = np.empty_like(inputs.q)
     gradients = {f"d{name}": np.empty_like(a) for name, a in zip("qkv", inputs.arrays, strict=True)}
-    stats = np.empty((inputs.q[..., 0].size, len(STATS_FIELDS)))
-    options = {"rule": rule, "causal": inputs.shape.causal, "threads": 1, "stats": stats}
+    saved = whet.new_saved(inputs.q[..., 0].size, rule)
+    options = {"rule": rule, "causal": inputs.shape.causal, "threads": 1, "saved": saved}
     forward = whet.attention(*inputs.arrays, out, **options)
     backward = whet.attention_backward(*inputs.arrays, dout, gradients, **options)
 
@@ -96,7 +97,7 @@ def _training(
         return lambda: whet_training(whet, inputs, dout, "paper")[0]()
     import torch  # here only: whet is measured in a process without it
 
-    from attention_peers import Peers
+    from bench.attention.peers import Peers
 
     torch.set_num_threads(1)
     peers = Peers(inputs)

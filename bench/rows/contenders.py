@@ -1,4 +1,4 @@
-"""The contenders of bench/rows.py. Import after timing.prepare_process()."""
+"""The contenders of bench.rows. Import after timing.prepare_process()."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import torch
 
-from rows_peers import compiled_torch_rule, jax_rule, to_numpy, torch_rule
-from rows_reference import (
+from bench.rows.peers import compiled_torch_rule, jax_rule, to_numpy, torch_rule
+from bench.rows.reference import (
     PEER_GRADIENT_BOUND,
     WHET_GRADIENT_BOUND,
     Reference,
@@ -17,12 +17,12 @@ from rows_reference import (
     peer_share,
     whet_share,
 )
-from timing import Contender
-from whet_c import STATS_FIELDS, Whet
+from bench.timing import Contender
+from bench.whet_c import STATS_FIELDS, Whet
 
 PLAIN = "torch.softmax(out=)"
 EAGER, COMPILE, JAX = "paper, torch eager", "paper, torch.compile", "paper, jax.jit"
-WHET_BACKWARD, WHET_BOTH = "whet backward, saved stats", "whet forward + backward"
+WHET_BACKWARD, WHET_BOTH = "whet backward, saved rows", "whet forward + backward"
 TORCH_BACKWARD, TORCH_BOTH = "torch autograd, backward", "torch autograd, forward + backward"
 
 
@@ -134,26 +134,26 @@ def _whet_backward(
     whet: Whet, reference: Reference, dout: np.ndarray
 ) -> dict[str, Callable[[], np.ndarray]]:
     x, out, din = reference.x, np.empty_like(dout), np.empty_like(dout)
-    stats = _new_stats(reference)
-    forward = whet.softmax(x, out, rule="paper", threads=1, stats=stats)
-    with_stats = whet.backward(x, dout, din, rule="paper", threads=1, stats=stats)
-    without_stats = whet.backward(x, dout, din, rule="paper", threads=1)
+    saved = whet.new_saved(x[..., 0].size, "paper")
+    forward = whet.softmax(x, out, rule="paper", threads=1, saved=saved)
+    from_saved = whet.backward(x, dout, din, rule="paper", threads=1, saved=saved)
+    alone = whet.backward(x, dout, din, rule="paper", threads=1)
     forward()
 
-    def saved() -> np.ndarray:
-        with_stats()
+    def backward() -> np.ndarray:
+        from_saved()
         return din
 
-    def alone() -> np.ndarray:
-        without_stats()
+    def backward_alone() -> np.ndarray:
+        alone()
         return din
 
     def both() -> np.ndarray:
         forward()
-        with_stats()
+        from_saved()
         return din
 
-    return {WHET_BACKWARD: saved, "whet backward, no stats": alone, WHET_BOTH: both}
+    return {WHET_BACKWARD: backward, "whet backward, alone": backward_alone, WHET_BOTH: both}
 
 
 def _torch_backward(reference: Reference, dout: np.ndarray) -> dict[str, Callable[[], np.ndarray]]:

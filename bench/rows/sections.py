@@ -1,4 +1,4 @@
-"""What bench/rows.py measures, one function a section. Import after timing.prepare_process()."""
+"""What bench.rows measures, one function a section. Import after timing.prepare_process()."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from statistics import median
 import numpy as np
 import torch
 
-from report import Bar, Section
-from rows_contenders import (
+from bench.report import Bar, Section
+from bench.rows.contenders import (
     COMPILE,
     EAGER,
     JAX,
@@ -25,9 +25,9 @@ from rows_contenders import (
     forward_contenders,
     thread_contenders,
 )
-from rows_memory import COUNTING_ERROR, extra_bytes
-from rows_reference import Reference, peaked_rows, sharp_rows
-from timing import (
+from bench.rows.memory import COUNTING_ERROR, extra_bytes
+from bench.rows.reference import Reference, peaked_rows, sharp_rows
+from bench.timing import (
     IDLE,
     BenchmarkError,
     OtherLoad,
@@ -37,7 +37,7 @@ from timing import (
     ratio,
     verified_timings,
 )
-from whet_c import Whet
+from bench.whet_c import Whet
 
 PAPER, NONE = "whet paper", "whet none"
 TARGETS = (0.1, 0.5, 1.0, 2.0)

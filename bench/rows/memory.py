@@ -1,6 +1,6 @@
 """Memory that one call needs beyond its arguments: the growth of this process's peak.
 
-    python bench/rows_memory.py CONTENDER LIBRARY ROWS KEYS THREADS
+    python -m bench.rows.memory CONTENDER LIBRARY ROWS KEYS THREADS
 
 prints bytes. CONTENDER: a rule of whet, torch-softmax or torch-rule. A process of its own for each
 figure, so that no earlier call's memory is used again.
@@ -16,15 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-from whet_c import Whet
+from bench.whet_c import Whet
 
+ROOT = Path(__file__).resolve().parents[2]
 COUNTING_ERROR = 256 << 10  # bytes; the kernel adds up a process's pages in batches
 
 
 def extra_bytes(contender: str, library: Path, shape: tuple[int, int], threads: int) -> int:
     """Runs this file for one contender."""
-    command = [sys.executable, __file__, contender, library, *shape, threads]
-    done = subprocess.run([str(c) for c in command], check=True, capture_output=True, text=True)
+    command = [sys.executable, "-m", "bench.rows.memory", contender, library, *shape, threads]
+    done = subprocess.run([str(c) for c in command], check=True, capture_output=True, text=True, cwd=ROOT)
     return int(done.stdout)
 
 
@@ -50,7 +51,7 @@ def _call(
         return Whet(library).softmax(x, out, rule=contender, threads=threads)
     import torch  # here only: whet is measured in a process without it
 
-    from rows_peers import torch_rule
+    from bench.rows.peers import torch_rule
 
     torch.set_num_threads(threads)
     x_torch, out_torch = torch.from_numpy(x), torch.from_numpy(out)

@@ -1,12 +1,12 @@
-"""Which shapes bench/attention.py takes, and beside whom. Import after timing.prepare_process()."""
+"""Which shapes bench.attention takes, and beside whom. Import after timing.prepare_process()."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from attention_contenders import COMPILE, EAGER, NONE
-from attention_reference import Shape
+from bench.attention.contenders import COMPILE, EAGER, NONE
+from bench.attention.reference import Shape
 
 
 def full(queries: int, size: int = 64) -> Shape:

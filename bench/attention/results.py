@@ -1,13 +1,13 @@
-"""Timings of a section of bench/attention.py, and the table and the bars they make."""
+"""Timings of a section of bench.attention, and the table and the bars they make."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from attention_reference import Shape
-from report import Bar, Section
-from timing import OtherLoad, Timing, ratio
+from bench.attention.reference import Shape
+from bench.report import Bar, Section
+from bench.timing import OtherLoad, Timing, ratio
 
 
 @dataclass(frozen=True)

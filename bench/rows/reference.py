@@ -1,4 +1,4 @@
-"""The data of bench/rows.py, the rule in float64, and how far a contender may be from it.
+"""The data of bench.rows, the rule in float64, and how far a contender may be from it.
 
 All bounds are relative to the float64 weight w_i of a key, with y = x - max(x), n keys per row:
 

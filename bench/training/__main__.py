@@ -1,4 +1,4 @@
-"""The paper's head beside JAX: python bench/train_step.py --whet build/release/bin/whet [options].
+"""The paper's head beside JAX: python -m bench.training --whet build/release/bin/whet [options].
 
 One core and one thread each, from initial weights and from a trained head, whose sets need less of a backward pass.
 JAX must first come to the losses and gradients the command kept; then all are timed interleaved (timing.py). JAX gets
@@ -21,17 +21,17 @@ from pathlib import Path
 
 import numpy as np
 
-from report import Bar, bar_table, table
-from timing import BenchmarkError, OtherLoad, Timing, machine_facts, prepare_process, progress, ratio
+from bench.report import Bar, bar_table, table
+from bench.timing import BenchmarkError, OtherLoad, Timing, machine_facts, prepare_process, progress, ratio
 
 CPUS = prepare_process()[:1]  # before jax is imported, and one core for all
 os.sched_setaffinity(0, CPUS)
 
 import jax
 import jax.numpy as jnp
-import max_retrieval_jax as peer
+from bench.training import max_retrieval_jax as peer
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 WHET, PLAIN, FOLDED = "whet", "JAX, straightforward", "JAX, folded"
 FORMS = {PLAIN: peer.straightforward, FOLDED: peer.folded}
 LOSS_TOLERANCE = 1e-4  # of each of the 100 losses, against JAX in float64
@@ -253,4 +253,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
     except (BenchmarkError, OSError) as error:
-        sys.exit(f"bench/train_step.py: {error}")
+        sys.exit(f"bench.training: {error}")

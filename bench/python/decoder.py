@@ -1,4 +1,4 @@
-"""The decoder layer that bench/python_torch.py times: torch's linear layers around an attention function."""
+"""The decoder layer that bench.python.torch_calls times: torch's linear layers around an attention function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bench/attention.py measures, one function a section.
+"""What bench.attention measures, one function a section.
 
 Import after timing.prepare_process().
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from attention_contenders import (
+from bench.attention.contenders import (
     BLOCKED,
     FOLDED,
     NONE,
@@ -28,12 +28,12 @@ from attention_contenders import (
     thread_contenders,
     threaded,
 )
-from attention_memory import SHORT_QUERIES, long_run, long_shape, training_bytes
-from attention_plan import DECODE, Plan, full
-from attention_reference import REACH, Shape, falling, plain, sharpened
-from attention_results import Comparison, Results
-from report import Bar, Section
-from timing import (
+from bench.attention.memory import SHORT_QUERIES, long_run, long_shape, training_bytes
+from bench.attention.plan import DECODE, Plan, full
+from bench.attention.reference import REACH, Shape, falling, plain, sharpened
+from bench.attention.results import Comparison, Results
+from bench.report import Bar, Section
+from bench.timing import (
     IDLE,
     MIN_ROUNDS,
     BenchmarkError,
@@ -42,7 +42,7 @@ from timing import (
     progress,
     verified_timings,
 )
-from whet_c import Whet
+from bench.whet_c import Whet
 
 MIB = 1 << 20
 LONG_CALL = 4e9  # operations, some 70 ms: enough for the fewest rounds
@@ -156,7 +156,7 @@ def training(setting: Setting) -> Section:
             contenders = Training(setting.whet, sharpened(shape)).contenders(peers)
             results.timings[shape] = verified_timings(contenders, setting.rounds_of(shape))
     note = (
-        "float32, one thread, through the rule; whet keeps the stats of its forward call."
+        "float32, one thread, through the rule; whet keeps the rows that its forward call saved."
         " FlexAttention has no backward on CPUs."
     )
     return results.section("Forward + backward", note, load)
@@ -284,7 +284,7 @@ def memory(setting: Setting) -> Section:
     rows = [(str(full(queries)), name, f"{mib:.1f}") for name, mib in extra.items()]
     note = (
         "Growth of a new process's peak in the second forward + backward, less out, dq, dk, dv."
-        " whet's includes the stats it keeps in between. whet and torch.compile do the rule."
+        " whet's includes the saved rows it keeps in between. whet and torch.compile do the rule."
     )
     headers = ("heads × length", "contender", "extra MiB")
     title = "Memory of forward + backward beyond arguments and results"
