@@ -270,9 +270,9 @@ Bits bits_of(const oracle::Attention& p, DType type, int threads) {
   return bits;
 }
 
-std::vector<std::byte> bits_without_stats(const oracle::Attention& p, DType type) {
+std::vector<std::byte> bits_of_output_alone(const oracle::Attention& p, DType type) {
   AttentionCall call(p, type, type);
-  call.outputs.stats = {};
+  call.outputs = {};
   call.forward();
   return call.out.bits();
 }
@@ -282,7 +282,7 @@ void check_bits(const oracle::Attention& p, DType type) {
   for (int threads : {1, 2, 3, 7, 0}) {
     EXPECT_TRUE(bits_of(p, type, threads) == one) << threads << " threads";
   }
-  EXPECT_TRUE(bits_without_stats(p, type) == one.out) << "without stats";
+  EXPECT_TRUE(bits_of_output_alone(p, type) == one.out) << "without stats";
 }
 
 TEST(AttentionBits, DontDependOnThreadsRepetitionOrStats) {

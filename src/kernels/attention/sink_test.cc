@@ -131,7 +131,7 @@ TEST(AttentionLogits, SmallestSoftcapsMakeLogitsEqual) {
         SCOPED_TRACE(name_of(type) + ", N " + std::to_string(N));
         expect_contract(p, run(p, type), type);
         AttentionCall call(p, type, arithmetic_type(type));
-        call.outputs.stats = {};
+        call.outputs.saved = {};
         call.backward();
         for (const Placed* gradient : {&call.dq, &call.dk, &call.dv}) {
           for (const double value : gradient->values()) ASSERT_TRUE(std::isfinite(value));

@@ -306,6 +306,9 @@ TEST(SoftmaxBits, DoNotDependOnStats) {
       softmax({x.data(), {1000}}, {without.data(), {1000}}, {.rule = rule.rule});
       softmax({x.data(), {1000}}, {with.data(), {1000}}, {.rule = rule.rule}, {.stats = stats});
       EXPECT_EQ(with, without) << rule.rule.name();
+      const SavedRows saved(DType::f32, 1, saved_size(SoftmaxOptions{.rule = rule.rule}));
+      softmax({x.data(), {1000}}, {with.data(), {1000}}, {.rule = rule.rule}, {.saved = saved.view()});
+      EXPECT_EQ(with, without) << rule.rule.name() << ", saved";
     }
   });
 }
