@@ -107,8 +107,8 @@ TEST(ThreadPool, WorksInAChildForkedWhileOthersCall) {
   std::thread busy([&] {
     for (; !stop; ++calls) parallel_for(64, 2, [](std::int64_t, int) {});
   });
-  // Its first call allocates and starts a thread, during which a process under AddressSanitizer must not fork: its allocator,
-  // unlike the C library's, may stay locked in the child.
+  // Its first call allocates and starts a thread, during which a process under AddressSanitizer must not
+  // fork: its allocator, unlike the C library's, may stay locked in the child.
   while (calls == 0) std::this_thread::yield();
   int succeeded = 0;
   for (int i = 0; i < 20; ++i) succeeded += child_succeeds(two_threads_work) ? 1 : 0;
