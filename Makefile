@@ -40,7 +40,7 @@ test: release asan tsan clang wheel  ## Run every test: C++, sanitizers, fuzzers
 	@echo "== Python sources"; $(MAKE) --no-print-directory lint-python
 	@tools/setup.sh tests  # a browser, if the environment is older than the tests that need one
 	@echo "== Tests in Python, as many at a time as there are processors; each is shown when it ends"
-	@$(MAKE) --no-print-directory -j $(JOBS) --output-sync=target test-jax test-python test-asan-command test-asan-python
+	@$(MAKE) --no-print-directory -j $(JOBS) --output-sync=target test-asan-command test-jax test-python test-asan-python
 
 # A process with JAX in it must not fork, and other tests do.
 .PHONY: test-python test-jax test-asan-command test-asan-python
