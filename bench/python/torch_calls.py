@@ -96,8 +96,7 @@ def _small_calls(rounds: int) -> list[Bar]:
         _plain_only(_contender("softmax, paper", lambda: softmax(x, rule="paper"), [soft])),
         _plain_only(_contender("softmax, paper, stats", lambda: softmax(x, rule="paper", return_stats=True), [soft])),
         _contender("softmax, recording", lambda: softmax(y), [soft]),
-        _contender("the operator whet::softmax", lambda: torch.ops.whet.softmax(x, 1, "none", None, False, False)[0],
-                   [soft]),
+        _contender("the operator whet::softmax", lambda: torch.ops.whet.softmax(x, dim=1)[0], [soft]),
     ]
     heads = [
         _contender("F.scaled_dot_product_attention", lambda: scaled_dot_product_attention(q, q, q), [sdpa]),
