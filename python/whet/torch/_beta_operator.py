@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from whet.rules import rule as rule_of
-from whet.torch._operators import define, of_backward, register, transformed
-from whet.torch._rows_operators import all_mapped_first, forward, log_beta_gradient, rows_of
+from whet.torch._operators import define, register, transformed
+from whet.torch._rows_operators import all_mapped_first, forward, log_beta_gradient, rows_of, setup
 from whet.torch._tensors import BETA, if_any, saved_buffer, stats_buffer, tracing
 
 define("whet::beta", '(Tensor input, Tensor? where=None, *, int dim=-1, str rule="none", bool with_stats=False) -> '
@@ -37,16 +37,6 @@ def _beta_shapes(input: Tensor, where: Tensor | None = None, *, dim: int, with_s
                  **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     rows = rows_of(input, dim)
     return input.new_empty(rows), stats_buffer(rows, with_stats, input), saved_buffer(rows, True, input, **options)
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    input, where, options = inputs
-    _, stats, saved = output
-    ctx.save_for_backward(input, where, saved)
-    ctx.save_for_forward(input, where, saved)
-    ctx.options = of_backward(options)
-    ctx.mark_non_differentiable(stats, saved)
-    ctx.set_materialize_grads(False)
 
 
 def _slope(ctx: Any) -> Tensor | None:
@@ -79,6 +69,6 @@ def _mapped(info: Any, in_dims: tuple[Any, ...], input: Tensor, where: Tensor | 
     return beta(input, where, dim=dim + 1, **options), (0, 0, 0)
 
 
-register("whet::beta", _beta, _beta_shapes, _gradient, _mapped, _setup)
+register("whet::beta", _beta, _beta_shapes, _gradient, _mapped, setup)
 
-_Beta = transformed("Beta", torch.ops.whet.beta, _gradient, _mapped, _setup, _tangent)
+_Beta = transformed("Beta", torch.ops.whet.beta, _gradient, _mapped, setup, _tangent)

@@ -86,7 +86,8 @@ def _softmax_backward_shapes(dout: Tensor, input: Tensor, where: Tensor | None =
     return _contiguous_like(input)
 
 
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Keeps what both directions of differentiation need; of whet::softmax and whet::beta."""
     input, where, options = inputs
     _, stats, saved = output
     ctx.save_for_backward(input, where, saved)
@@ -170,7 +171,7 @@ def all_mapped_first(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor | Non
     return [mapped_first(tensor, axis, info.batch_size) for tensor, axis in zip_longest(tensors, in_dims)]
 
 
-register("whet::softmax", _softmax, _softmax_shapes, _gradient, _softmax_mapped, _setup)
+register("whet::softmax", _softmax, _softmax_shapes, _gradient, _softmax_mapped, setup)
 register("whet::softmax_backward", _softmax_backward, _softmax_backward_shapes, _no_second_gradient,
          _softmax_backward_mapped)
 
@@ -179,7 +180,7 @@ def _run(input: Tensor, where: Tensor | None, **options: Any) -> Any:
     return (_softmax if skips_dispatcher((input, where)) else torch.ops.whet.softmax)(input, where, **options)
 
 
-_Softmax = transformed("Softmax", _run, _gradient, _softmax_mapped, _setup, _tangent)
-_RecordedSoftmax = recorded("Softmax", _run, _gradient, _setup)
+_Softmax = transformed("Softmax", _run, _gradient, _softmax_mapped, setup, _tangent)
+_RecordedSoftmax = recorded("Softmax", _run, _gradient, setup)
 _SoftmaxBackward = transformed("SoftmaxBackward", torch.ops.whet.softmax_backward, _no_second_gradient,
                                _softmax_backward_mapped)
