@@ -18,13 +18,14 @@ def call(function: Callable[..., None], names: Mapping[str, str], *arguments: An
     try:
         function(*arguments, **options)
     except (TypeError, ValueError) as error:
-        raise type(error)(_renamed(str(error), names)) from None
+        raise renamed(error, names) from None
 
 
-def _renamed(text: str, names: Mapping[str, str]) -> str:
+def renamed(error: Exception, names: Mapping[str, str]) -> Exception:
     # A name is at the start, or is what an argument is compared with.
     pattern = rf"(^|\bof |\boverlaps )({'|'.join(names)})\b"
-    return re.sub(pattern, lambda match: match[1] + names[match[2]], text) if names else text
+    text = str(error)
+    return type(error)(re.sub(pattern, lambda match: match[1] + names[match[2]], text) if names else text)
 
 
 def array(values: Any, name: str) -> np.ndarray:
@@ -89,7 +90,9 @@ def window_sides(window: Any, name: str) -> tuple[int, int]:
 
 
 def flag(value: Any, name: str) -> bool:
-    if isinstance(value, (bool, np.bool_)):
+    if value is True or value is False:
+        return value
+    if isinstance(value, np.bool_):
         return bool(value)
     raise TypeError(f"{name}: is a {type(value).__name__}, must be True or False")
 

@@ -218,6 +218,6 @@ def rule_name(rule: RuleLike) -> str | None:
 
 def rule_names(rule: RuleLike | Sequence[RuleLike]) -> str | list[str] | None:
     """The same where one rule per head may be given."""
-    if isinstance(rule, Sequence) and not isinstance(rule, str):
+    if not isinstance(rule, str | None) and isinstance(rule, Sequence):
         return [rule_name(one) or "none" for one in rule]
     return rule_name(rule)

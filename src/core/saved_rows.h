@@ -16,6 +16,10 @@ inline bool needs_entropy(const Rule& rule) {
   return rule.kind() == Rule::Kind::paper || rule.kind() == Rule::Kind::polynomial || rule.needs_search();
 }
 
+inline bool needs_count(const Rule& rule) {
+  return rule.kind() == Rule::Kind::log_length || rule.kind() == Rule::Kind::ssmax || rule.needs_search();
+}
+
 // Numbers per row: where logits are measured from, beta and the scale of the weights; a beta that moves with
 // the logits needs the mean of the row too, and one that the entropy gives, its slope.
 inline std::int64_t saved_size(const Rule& rule) {

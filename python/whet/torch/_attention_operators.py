@@ -71,7 +71,7 @@ define("whet::attention_outputs", f"(Tensor? weight_rows, {_OPERANDS}, *, SymInt
 
 def forward(operands: Operands, outputs: dict[str, Any], *, hold_beta: bool = False, **options: Any) -> Tensor:
     query, key, value, *_ = operands
-    out = _heads_inside((*query.shape[:3], value.shape[3]), query)
+    out = _output(query, value)
     call(_core.attention, _NAMES, by_address(query), by_address(key), by_address(value), by_address(out), **outputs,
          **_sides(operands), **_with_rules(options))
     return out
@@ -79,16 +79,23 @@ def forward(operands: Operands, outputs: dict[str, Any], *, hold_beta: bool = Fa
 
 def _sides(operands: Operands) -> dict[str, Any]:
     """All but query, key and value, as the extension takes them."""
-    sides = operands._asdict()
-    for name in ("query", "key", "value"):
-        del sides[name]
-    seed = sides.pop("dropout_seed")
-    return by_addresses(**sides) | ({} if seed is None else {"dropout_seed": seed.item()})
+    sides = {name: by_address(tensor) for name, tensor in zip(_SIDES, operands[3:-1]) if tensor is not None}
+    if operands.dropout_seed is not None:
+        sides["dropout_seed"] = operands.dropout_seed.item()
+    return sides
+
+
+_SIDES = Operands._fields[3:-1]
 
 
 def _with_rules(options: dict[str, Any]) -> dict[str, Any]:
     rule = options.get("rule", "none")
     return {**options, "rule": rule.split(";")} if ";" in rule else options
+
+
+def _output(query: Tensor, value: Tensor) -> Tensor:
+    batch, heads, rows, _ = query.shape
+    return _heads_inside((batch, heads, rows, value.shape[3]), query)
 
 
 def _heads_inside(shape: Sequence[int], like: Tensor) -> Tensor:
@@ -117,8 +124,7 @@ def _attention(*operands: Tensor | None, with_stats: bool = False, with_saved: b
 def _attention_shapes(*operands: Tensor | None, with_stats: bool = False, with_saved: bool = False,
                       **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     query, _, value, *_ = Operands(*operands)
-    out = _heads_inside((*query.shape[:3], value.shape[3]), query)
-    return out, *_row_buffers(query, with_stats, with_saved, options)
+    return _output(query, value), *_row_buffers(query, with_stats, with_saved, options)
 
 
 def _row_buffers(query: Tensor, with_stats: bool, with_saved: bool, options: dict[str, Any]) -> tuple[Tensor, Tensor]:

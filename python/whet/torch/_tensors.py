@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from whet import _arguments, _core
+from whet import _core
+from whet._arguments import renamed
 from whet.stats import Stats
 
 # torch's OpenMP workers spin for a while after each operator, and would compete with other threads for their cores: calls
@@ -44,7 +45,10 @@ def by_addresses(**tensors: Tensor | None) -> dict[str, tuple[Any, ...]]:
 
 def call(function: Callable[..., None], names: Mapping[str, str], *arguments: Any, **options: Any) -> None:
     """Calls into the extension, on as many threads as torch's operators use."""
-    _arguments.call(function, names, *arguments, openmp_threads=torch.get_num_threads(), **options)
+    try:
+        function(*arguments, openmp_threads=torch.get_num_threads(), **options)
+    except (TypeError, ValueError) as error:
+        raise renamed(error, names) from None
 
 
 def with_file_read(rule: str) -> str:
@@ -57,6 +61,8 @@ def with_file_read(rule: str) -> str:
 
 def check(tensor: Any, name: str, dtypes: Sequence[torch.dtype] = FLOATS) -> None:
     """A TypeError that names the argument, unless it is a strided tensor of one of these dtypes."""
+    if type(tensor) is Tensor and tensor.dtype in dtypes and tensor.layout is torch.strided and not tensor.is_nested:
+        return
     if not isinstance(tensor, Tensor) or type(tensor).__name__ in _REFUSED:
         instead = _REFUSED.get(type(tensor).__name__, "")
         raise TypeError(f"{name}: is a {type(tensor).__name__}, must be a Tensor{instead.format(name)}")

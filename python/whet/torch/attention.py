@@ -128,7 +128,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
     if query_scale is not None:
         check(query_scale, "query_scale")
         query = _scaled(query, query_scale)
-    axes = max(tensor.dim() for tensor in (query, key, value))
+    axes = max(query.dim(), key.dim(), value.dim())
     query, key, value, batch = _four_axes(query, key, value, flag(enable_gqa, "enable_gqa"))
     mask = bias = None
     if attn_mask is not None:
@@ -176,35 +176,36 @@ def attend(operands: Operands, outputs: Outputs = _NO_OUTPUTS, *, return_stats: 
                                         for name in ("query", "key", "value", "bias")})
     if dropout > 0:
         operands = operands._replace(dropout_seed=torch.randint(2**63 - 1, (1,)))
-    before, after = window_sides(window, "window")
-    given = {"rule": _rules(rule, operands.query.shape[1]), "normalizer": normalizer,
-             "scale": None if scale is None else _number(scale, "scale"), "causal": causal,
-             "align": _alignment(align), "window_left": before, "window_right": after,
-             "softcap": 0.0 if softcap is None else _number(softcap, "softcap"), "hold_beta": hold_beta,
-             "dropout": dropout}
+    values = (_rules(rule, operands.query.shape[1]), normalizer, None if scale is None else _number(scale, "scale"),
+              causal, _alignment(align), *window_sides(window, "window"),
+              0.0 if softcap is None else _number(softcap, "softcap"), hold_beta, dropout)
     # Fewer are quicker: small calls feel it.
-    options: dict[str, Any] = {name: value for name, value in given.items() if value != _DEFAULTS[name]}
-    weight_rows, top_k, _ = outputs
+    options: dict[str, Any] = {} if values == _DEFAULTS else {
+        name: value for name, value, default in zip(_OPTIONS, values, _DEFAULTS) if value != default}
+    weight_rows, top_k, column_sums = outputs
+    extras_wanted = weight_rows is not None or top_k > 0 or column_sums
     if skips_dispatcher((*operands, weight_rows)):
         stats = stats_buffer(operands.query.shape[:3], True, operands.query) if return_stats else None
-        buffers = _attention_operators.output_buffers(operands, *outputs)
-        written = _attention_operators.written(buffers, weight_rows, top_k)
-        out = _attention_operators.forward(operands, {**by_addresses(stats=stats), **written}, **options)
-        return out, stats, buffers
+        written = by_addresses(stats=stats) if return_stats else {}
+        buffers: dict[str, Tensor] = {}
+        if extras_wanted:
+            buffers = _attention_operators.output_buffers(operands, *outputs)
+            written |= _attention_operators.written(buffers, weight_rows, top_k)
+        return _attention_operators.forward(operands, written, **options), stats, buffers
     check_device(query=operands.query, key=operands.key, value=operands.value, sinks=operands.sinks,
                  attn_mask=operands.mask if operands.bias is None else operands.bias, lengths=operands.lengths)
     with_saved = transforming() or wants_gradient(operands)
     out, stats, _ = _attention_operators.attention(*operands, with_stats=return_stats, with_saved=with_saved, **options)
     extras = {}
-    if weight_rows is not None or top_k > 0 or outputs.column_sums:
+    if extras_wanted:
         extras = _attention_operators.attention_outputs(weight_rows, operands, top_k=top_k,
-                                                        column_sums=outputs.column_sums, **options)
+                                                        column_sums=column_sums, **options)
     return out, stats, extras
 
 
-_DEFAULTS = {"rule": "none", "normalizer": "softmax", "scale": None, "causal": False, "align": "start",
-             "window_left": -1, "window_right": -1, "softcap": 0.0, "hold_beta": False,
-             "dropout": 0.0}
+_OPTIONS = ("rule", "normalizer", "scale", "causal", "align", "window_left", "window_right", "softcap", "hold_beta",
+            "dropout")
+_DEFAULTS = ("none", "softmax", None, False, "start", -1, -1, 0.0, False, 0.0)
 
 
 def _rules(rule: RuleLike | Sequence[RuleLike], heads: int) -> str:
@@ -243,23 +244,20 @@ def _causal(bias: Any, query: Tensor, key: Tensor, is_causal: bool, align: str, 
 
 def _integers(values: Any, name: str) -> Any:
     """A tensor or list of integers as the operators take them, in one axis; None stays None."""
-    values = _tensor(values, name)
-    return values if values is None else values.to(torch.int64).reshape(-1).contiguous()
+    return None if values is None else _tensor(values, name).to(torch.int64).reshape(-1).contiguous()
 
 
 def _row_indices(rows: Any) -> Any:
-    rows = _tensor(rows, "weight_rows")
     if rows is None:
         return None
+    rows = _tensor(rows, "weight_rows")
     if rows.dim() != 2 or rows.shape[1] != 3:
         raise ValueError(f"weight_rows: its shape is {tuple(rows.shape)}, must be (R, 3): batch, head, query of each "
                          "row")
     return rows.to(torch.int64).contiguous()
 
 
-def _tensor(values: Any, name: str) -> Any:
-    if values is None:
-        return None
+def _tensor(values: Any, name: str) -> Tensor:
     if isinstance(values, (list, tuple)):
         try:
             values = torch.as_tensor(values, dtype=None if values else torch.int64)

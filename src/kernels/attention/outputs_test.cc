@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <numbers>
 #include <numeric>
 #include <regex>
@@ -167,6 +168,33 @@ TEST(AttentionAsked, TopKeysAreInOrderOfWeightThenOfPlace) {
           // As many as there are keys, and more.
           if (shape.M < 50) check_top_keys(p, type, shape.M + 2);
         }
+      }
+    }
+  });
+}
+
+// Key 300 alone makes its tile, which is skipped; its weight is then 0, and those of lesser keys elsewhere aren't.
+TEST(AttentionAsked, TopKeysOfSkippedTilesComeLast) {
+  for_each_target([] {
+    for (const DType type : {DType::f32, DType::f64}) {
+      Random random(6);
+      oracle::Attention p = draw_problem(random, {1, 1, 1, 40, 700, 1, 2}, type);
+      p.scale = 1;
+      std::ranges::fill(p.q.values, 1.0);
+      std::ranges::fill(p.k.values, -62.0);
+      p.k.values[3] = 0;
+      p.k.values[5] = -60;
+      p.k.values[300] = -50;
+      Asking call(p, type, 4);
+      call.forward();
+      EXPECT_GT(call.counts.skipped, 0);
+      for (std::size_t row = 0; row < index_of(p.N); ++row) {
+        const auto keys = std::span(call.top_keys).subspan(4 * row, 4);
+        const auto weights = std::span(call.top_weights).subspan(4 * row, 4);
+        EXPECT_EQ(std::vector(keys.begin(), keys.end()), (std::vector<std::int64_t>{3, 5, 0, 300}));
+        EXPECT_TRUE(std::ranges::is_sorted(weights, std::greater<>()));
+        EXPECT_GT(weights[2], 0);
+        EXPECT_EQ(weights[3], 0);
       }
     }
   });

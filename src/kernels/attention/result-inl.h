@@ -47,6 +47,32 @@ HWY_INLINE std::int64_t HeaviestKeys(const T* x, const KeyRange& range, std::int
   return found;
 }
 
+// The heaviest keys and their weights. One in a skipped tile has weight 0 and comes after all that were weighed,
+// whose weights may be smaller than the one its logit would have given it.
+template <typename T>
+HWY_INLINE void StoreTop(const AttentionRun& run, const Unit& unit, std::int64_t row, const T* x,
+                         const std::int64_t* top, std::int64_t found, const std::uint8_t* keep, double z) {
+  const AttentionOutputs& outputs = run.job.outputs;
+  std::int64_t* keys = outputs.top_keys.data() + row * outputs.top_k;
+  float* weights = outputs.top_weights.data() + row * outputs.top_k;
+  const auto weighed = [&](std::int64_t key) {
+    return !(z > 0) || keep == nullptr || keep[key / kTileKeys] != 0;
+  };
+  std::int64_t stored = 0;
+  for (std::int64_t i = 0; i < found; ++i) {
+    if (!weighed(top[i])) continue;
+    keys[stored] = unit.sequence.first_key + top[i];
+    weights[stored++] = z > 0 ? static_cast<float>(static_cast<double>(x[top[i]]) / z) : static_cast<float>(z);
+  }
+  for (std::int64_t i = 0; i < found && stored < found; ++i) {
+    if (weighed(top[i])) continue;
+    keys[stored] = unit.sequence.first_key + top[i];
+    weights[stored++] = 0;
+  }
+  std::fill(keys + stored, keys + outputs.top_k, -1);
+  std::fill(weights + stored, weights + outputs.top_k, 0.0f);
+}
+
 // Weights of chosen rows, column sums: after weighing. `keep`: null = every tile.
 template <typename T>
 HWY_INLINE void StoreWeights(const AttentionRun& run, const Unit& unit, std::int64_t unit_row, const T* x,
@@ -83,15 +109,7 @@ HWY_NOINLINE RowResult<T> FinishRow(const AttentionRun& run, const Unit& unit, s
   const AttentionOutputs& outputs = run.job.outputs;
   const std::int64_t head = unit.head(unit_row);
   const std::int64_t row = run.job.row(unit.sequence.batch, head, unit.query(unit_row));
-  float* top_weights = outputs.top_weights.data() + row * outputs.top_k;
-  std::int64_t found = 0;
-  if (outputs.top_k > 0) {
-    found = HeaviestKeys(x, range, outputs.top_k, top);
-    std::int64_t* keys = outputs.top_keys.data() + row * outputs.top_k;
-    for (std::int64_t i = 0; i < found; ++i) keys[i] = unit.sequence.first_key + top[i];
-    std::fill(keys + found, keys + outputs.top_k, -1);
-    std::fill_n(top_weights, outputs.top_k, 0.0f);
-  }
+  const std::int64_t found = outputs.top_k > 0 ? HeaviestKeys(x, range, outputs.top_k, top) : 0;
   const Wanted wanted{.stats = !outputs.stats.empty(), .saved = run.job.saved.given()};
   const RowResult<T> result =
       FunctionsOf<T>(run.job.options.normalizer).weigh(input, run.job.rule(head), wanted, x + range.begin);
@@ -99,16 +117,12 @@ HWY_NOINLINE RowResult<T> FinishRow(const AttentionRun& run, const Unit& unit, s
   if (wanted.stats) outputs.stats[static_cast<std::size_t>(row)] = StatsOf(input, result);
   if (wanted.saved) StoreSaved<T>(Saved(result, run.job.rule(head)), run.job.saved, row);
   const std::uint8_t* keep = input.tiles->keep;
+  if (outputs.top_k > 0) StoreTop(run, unit, row, x, top, found, keep, z);
   if (!(z > 0)) {
-    if (std::isnan(z)) std::fill_n(top_weights, found, std::numeric_limits<float>::quiet_NaN());
     if (!outputs.weight_rows.empty() || !outputs.column_sums.empty()) {
       StoreWeights(run, unit, unit_row, x, std::isnan(z) ? range : KeyRange{}, nullptr, z);
     }
     return result;
-  }
-  for (std::int64_t i = 0; i < found; ++i) {
-    const bool weighed = keep == nullptr || keep[top[i] / kTileKeys] != 0;
-    top_weights[i] = weighed ? static_cast<float>(static_cast<double>(x[top[i]]) / z) : 0.0f;
   }
   if (!outputs.weight_rows.empty() || !outputs.column_sums.empty()) {
     StoreWeights(run, unit, unit_row, static_cast<const T*>(x), range, keep, z);

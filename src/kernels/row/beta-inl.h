@@ -163,10 +163,8 @@ HWY_NOINLINE Found<T> SearchBeta(const RowInput<T>& row, const Rule& rule, const
   }
 }
 
+using core::needs_count;
 using core::needs_entropy;
-inline bool needs_count(const Rule& rule) {
-  return rule.kind() == Rule::Kind::log_length || rule.kind() == Rule::Kind::ssmax || rule.needs_search();
-}
 
 // The maximum of the row's keys and of each of its tiles. kFull: minimum and count too.
 template <bool kFull, typename T>
