@@ -173,7 +173,8 @@ TEST(AttentionAsked, TopKeysAreInOrderOfWeightThenOfPlace) {
   });
 }
 
-// Key 300 alone makes its tile, which is skipped; its weight is then 0, and those of lesser keys elsewhere aren't.
+// Key 300 alone makes its tile, which is skipped; its weight is then 0, and those of lesser keys elsewhere
+// aren't.
 TEST(AttentionAsked, TopKeysOfSkippedTilesComeLast) {
   for_each_target([] {
     for (const DType type : {DType::f32, DType::f64}) {

@@ -47,8 +47,8 @@ HWY_INLINE std::int64_t HeaviestKeys(const T* x, const KeyRange& range, std::int
   return found;
 }
 
-// The heaviest keys and their weights. One in a skipped tile has weight 0 and comes after all that were weighed,
-// whose weights may be smaller than the one its logit would have given it.
+// The heaviest keys and their weights. One in a skipped tile has weight 0 and comes after all that were
+// weighed, whose weights may be smaller than the one its logit would have given it.
 template <typename T>
 HWY_INLINE void StoreTop(const AttentionRun& run, const Unit& unit, std::int64_t row, const T* x,
                          const std::int64_t* top, std::int64_t found, const std::uint8_t* keep, double z) {
@@ -62,7 +62,8 @@ HWY_INLINE void StoreTop(const AttentionRun& run, const Unit& unit, std::int64_t
   for (std::int64_t i = 0; i < found; ++i) {
     if (!weighed(top[i])) continue;
     keys[stored] = unit.sequence.first_key + top[i];
-    weights[stored++] = z > 0 ? static_cast<float>(static_cast<double>(x[top[i]]) / z) : static_cast<float>(z);
+    weights[stored++] =
+        z > 0 ? static_cast<float>(static_cast<double>(x[top[i]]) / z) : static_cast<float>(z);
   }
   for (std::int64_t i = 0; i < found && stored < found; ++i) {
     if (weighed(top[i])) continue;

@@ -221,6 +221,7 @@ HWY_INLINE void ChooseBeta(const RowInput<T>& row, const Rule& rule, bool full, 
   ScanEnds(row, counts || full || row.sink || needs_count(rule), result, min);
   if (result.state.count == 0) return;
   if (!full && !needs_entropy(rule)) {
+    if (rule.kind() == Rule::Kind::none) return;
     // Not a copy of result.state: reading at once what was just written piece by piece stalls.
     RowState state;
     state.count = result.state.count;
@@ -239,15 +240,13 @@ HWY_INLINE void ChooseBeta(const RowInput<T>& row, const Rule& rule, bool full, 
   }
   if (result.state.z == 0) result.state = {};
   if (!(result.state.z > 0)) return;
-  const RowState state = result.state;
   if (!rule.needs_search()) {
-    result.beta = rule.beta(state);
+    result.beta = rule.beta(result.state);
     result.summed = result.beta == 1;
     if (result.summed) result.weights = plain;
   } else {
-    if (state.count > 1) {
-      const Sums at_one = result.sums;
-      const Found<T> found = SearchBeta(row, rule, state, at_one);
+    if (result.state.count > 1) {
+      const Found<T> found = SearchBeta(row, rule, result.state, result.sums);
       result.beta = found.beta;
       result.sums = found.sums;
       result.weights = found.weights;
