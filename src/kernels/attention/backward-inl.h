@@ -76,9 +76,9 @@ HWY_INLINE void BlockProduct(const BackwardBlock<T>& block, const T* a, std::int
   for (std::int64_t first = reach.begin / columns * columns; first < reach.end; first += columns) {
     for (std::int64_t s = 0; s < block.strips(); ++s) {
       const std::int64_t row = s * kStripRows;
-      Multiply<false>(block.strip_rows(s), Strip<T>{a + row * a_stride, a_stride, 1},
-                      Panel<T>{packed + first * size, columns}, size, to + row * block.run.stride + first,
-                      block.run.stride);
+      Multiply<Into::kReplace>(block.strip_rows(s), Strip<T>{a + row * a_stride, a_stride, 1},
+                               Panel<T>{packed + first * size, columns}, size,
+                               to + row * block.run.stride + first, block.run.stride);
     }
   }
 }
@@ -177,9 +177,9 @@ HWY_INLINE void BlockQueries(const BackwardBlock<T>& block) {
     for (std::int64_t s = 0; s < block.strips(); ++s) {
       const std::int64_t row = s * kStripRows;
       for (std::int64_t e = 0; e < size; e += columns) {
-        Multiply<true>(block.strip_rows(s), Strip<T>{block.g(row) + begin, run.stride, 1},
-                       Panel<T>{keys.data + e, keys.stride}, end - begin, block.scratch.dq + row * wide + e,
-                       wide);
+        Multiply<Into::kContinue>(block.strip_rows(s), Strip<T>{block.g(row) + begin, run.stride, 1},
+                                  Panel<T>{keys.data + e, keys.stride}, end - begin,
+                                  block.scratch.dq + row * wide + e, wide);
       }
     }
   }
@@ -193,8 +193,8 @@ HWY_INLINE void BlockKeys(const BackwardBlock<T>& block, const T* a, const T* b,
   for (std::int64_t key = block.reach.begin; key < block.reach.end; key += kStripRows) {
     const int keys = static_cast<int>(std::min<std::int64_t>(kStripRows, block.reach.end - key));
     for (std::int64_t e = 0; e < size; e += columns) {
-      Multiply<true>(keys, Strip<T>{a + key, 1, block.run.stride}, Panel<T>{b + e, wide}, block.rows,
-                     to + key * wide + e, wide);
+      Multiply<Into::kAdd>(keys, Strip<T>{a + key, 1, block.run.stride}, Panel<T>{b + e, wide}, block.rows,
+                           to + key * wide + e, wide);
     }
   }
 }
@@ -215,8 +215,9 @@ HWY_NOINLINE void VisibleProducts(const BackwardBlock<T>& block) {
         if (block.x(row)[key] < T(0)) std::fill_n(scratch.tile + (key - begin) * wide, wide, T(0));
       }
       for (std::int64_t e = 0; e < size; e += columns) {
-        Multiply<true>(1, Strip<T>{block.g(row) + begin, run.stride, 1}, Panel<T>{scratch.tile + e, wide},
-                       end - begin, scratch.dq + row * wide + e, wide);
+        Multiply<Into::kContinue>(1, Strip<T>{block.g(row) + begin, run.stride, 1},
+                                  Panel<T>{scratch.tile + e, wide}, end - begin, scratch.dq + row * wide + e,
+                                  wide);
       }
     }
   }
@@ -231,8 +232,8 @@ HWY_NOINLINE void VisibleProducts(const BackwardBlock<T>& block) {
       if (hidden) std::fill_n(copy, vector_wide, T(0));
     }
     for (std::int64_t e = 0; e < vector_size; e += columns) {
-      Multiply<true>(1, Strip<T>{column, 1, 1}, Panel<T>{scratch.tile + e, vector_wide}, block.rows,
-                     to + key * vector_wide + e, vector_wide);
+      Multiply<Into::kAdd>(1, Strip<T>{column, 1, 1}, Panel<T>{scratch.tile + e, vector_wide}, block.rows,
+                           to + key * vector_wide + e, vector_wide);
     }
   };
   for (std::int64_t key = block.reach.begin; key < block.reach.end; ++key) {

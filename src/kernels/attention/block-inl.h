@@ -81,9 +81,10 @@ HWY_INLINE void BlockLogits(const Block<T>& block) {
     for (std::int64_t s = 0; s < block.strips(); ++s) {
       if (first >= block.reach[s].end || first + columns <= block.reach[s].begin) continue;
       const std::int64_t row = s * kStripRows;
-      Multiply<false>(block.strip_rows(s),
-                      Strip<T>{block.scratch.q + row * block.run.key_size(), block.run.key_size(), 1}, panel,
-                      size, block.x(row) + first, block.run.stride);
+      Multiply<Into::kReplace>(
+          block.strip_rows(s),
+          Strip<T>{block.scratch.q + row * block.run.key_size(), block.run.key_size(), 1}, panel, size,
+          block.x(row) + first, block.run.stride);
     }
   }
 }
@@ -224,9 +225,9 @@ HWY_INLINE void BlockOutput(const Block<T>& block) {
         if (values.step == 0) values = ValuesFrom(block, from, to);
         const T* first = values.first.data + (begin - from) * values.first.stride + e / columns * values.step;
         const std::int64_t row = s * kStripRows;
-        Multiply<true>(block.strip_rows(s), Strip<T>{block.x(row) + begin, run.stride, 1},
-                       Panel<T>{first, values.first.stride}, end - begin, block.scratch.out + row * wide + e,
-                       wide);
+        Multiply<Into::kContinue>(block.strip_rows(s), Strip<T>{block.x(row) + begin, run.stride, 1},
+                                  Panel<T>{first, values.first.stride}, end - begin,
+                                  block.scratch.out + row * wide + e, wide);
       }
     }
     from = to;
@@ -242,8 +243,8 @@ HWY_NOINLINE void RepeatVisible(const Block<T>& block, std::int64_t row, T* out)
   const KeyRange range = block.ranges[row], reach = block.reach[row / kStripRows];
   T* x = block.scratch.row;
   for (std::int64_t first = range.begin / columns * columns; first < range.end; first += columns) {
-    Multiply<false>(1, Strip<T>{block.scratch.q + row * run.key_size(), run.key_size(), 1},
-                    Panel<T>{block.keys + first * size, columns}, size, x + first, run.stride);
+    Multiply<Into::kReplace>(1, Strip<T>{block.scratch.q + row * run.key_size(), run.key_size(), 1},
+                             Panel<T>{block.keys + first * size, columns}, size, x + first, run.stride);
   }
   ShapeLogits(run.job, block.unit, block.first_row + row, range, x);
   std::fill_n(out, wide, T(0));
@@ -253,8 +254,8 @@ HWY_NOINLINE void RepeatVisible(const Block<T>& block, std::int64_t row, T* out)
       T* values = block.scratch.values;
       LoadVisible(run.job, block.unit, static_cast<const T*>(x), range, begin, end, values, wide);
       for (std::int64_t e = 0; e < run.job.shape.value_size; e += columns) {
-        Multiply<true>(1, Strip<T>{block.x(row) + begin, run.stride, 1}, Panel<T>{values + e, wide},
-                       end - begin, out + e, wide);
+        Multiply<Into::kContinue>(1, Strip<T>{block.x(row) + begin, run.stride, 1},
+                                  Panel<T>{values + e, wide}, end - begin, out + e, wide);
       }
     }
     begin = end;

@@ -120,10 +120,11 @@ HWY_INLINE void AddValues(const T* w, std::int64_t w_stride, const Stored* v, st
   const std::int64_t lanes = ProductLanes<T>();
   std::int64_t e = 0;
   for (; e + kFewVectors * lanes <= size; e += kFewVectors * lanes) {
-    MultiplyRows<kRows, kFewVectors, true>(w, w_stride, 1, v + e, v_stride, keys, out + e, out_stride);
+    MultiplyRows<kRows, kFewVectors, Into::kContinue>(w, w_stride, 1, v + e, v_stride, keys, out + e,
+                                                      out_stride);
   }
   for (; e < size; e += lanes)
-    MultiplyRows<kRows, 1, true>(w, w_stride, 1, v + e, v_stride, keys, out + e, out_stride);
+    MultiplyRows<kRows, 1, Into::kContinue>(w, w_stride, 1, v + e, v_stride, keys, out + e, out_stride);
 }
 
 // Calls body(first row, integral constant of rows) for groups of rows.

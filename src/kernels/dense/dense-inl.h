@@ -84,14 +84,16 @@ HWY_INLINE void MultiplyPanel(const Product<T>& p, const T* a, const T* panel, s
     const Strip<T> strip{a + row * p.a_row_stride, p.a_row_stride, p.a_step_stride};
     T* target = c + row * p.c_stride;
     if (columns == width) {
-      Multiply<kAdd>(rows, strip, Panel<T>{panel, width}, depth, target, p.c_stride);
+      Multiply<kAdd ? Into::kContinue : Into::kReplace>(rows, strip, Panel<T>{panel, width}, depth, target,
+                                                        p.c_stride);
       continue;
     }
     for (int r = 0; kAdd && r < rows; ++r) std::copy_n(target + r * p.c_stride, columns, tile + r * width);
     if (kAdd) {
       for (int r = 0; r < rows; ++r) std::fill(tile + r * width + columns, tile + (r + 1) * width, T(0));
     }
-    Multiply<kAdd>(rows, strip, Panel<T>{panel, width}, depth, tile, width);
+    Multiply<kAdd ? Into::kContinue : Into::kReplace>(rows, strip, Panel<T>{panel, width}, depth, tile,
+                                                      width);
     for (int r = 0; r < rows; ++r) std::copy_n(tile + r * width, columns, target + r * p.c_stride);
   }
 }

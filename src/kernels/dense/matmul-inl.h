@@ -91,6 +91,17 @@ HWY_INLINE void LoadRowVectors(D d, const Stored* from, V& v0, V& v1, V& v2, V& 
   }
 }
 template <int kVectors, class D, typename T, class V = hn::Vec<D>>
+HWY_INLINE void AddRowVectors(D d, const T* from, V& v0, V& v1, V& v2, V& v3) {
+  V more0 = hn::Zero(d), more1 = more0, more2 = more0, more3 = more0;
+  LoadRowVectors<kVectors>(d, from, more0, more1, more2, more3);
+  v0 = hn::Add(v0, more0);
+  if constexpr (kVectors > 1) v1 = hn::Add(v1, more1);
+  if constexpr (kVectors > 2) {
+    v2 = hn::Add(v2, more2);
+    v3 = hn::Add(v3, more3);
+  }
+}
+template <int kVectors, class D, typename T, class V = hn::Vec<D>>
 HWY_INLINE void StoreRowVectors(D d, V v0, V v1, V v2, V v3, T* to) {
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   hn::StoreU(v0, d, to);
@@ -101,9 +112,16 @@ HWY_INLINE void StoreRowVectors(D d, V v0, V v1, V v2, V v3, T* to) {
   }
 }
 
+// What becomes of what lies in C.
+enum class Into {
+  kReplace,   // C = A B
+  kContinue,  // its sums go on: the same bits however a product is cut into several along its depth
+  kAdd,       // C + A B, a product summed by itself: rounds less where many are added
+};
+
 // One strip and kVectors vectors of columns; B may be stored in 16 bits. The sum of row r and vector v is
 // s<r><v>.
-template <int kRows, int kVectors, bool kAdd, typename T, typename Stored>
+template <int kRows, int kVectors, Into kInto, typename T, typename Stored>
 HWY_NOINLINE void MultiplyRows(const T* a, std::int64_t row_stride, std::int64_t step_stride, const Stored* b,
                                std::int64_t b_stride, std::int64_t depth, T* c, std::int64_t c_stride) {
   const ProductTag<T> d;
@@ -112,7 +130,7 @@ HWY_NOINLINE void MultiplyRows(const T* a, std::int64_t row_stride, std::int64_t
   V s00 = zero, s01 = zero, s02 = zero, s03 = zero, s10 = zero, s11 = zero, s12 = zero, s13 = zero;
   V s20 = zero, s21 = zero, s22 = zero, s23 = zero, s30 = zero, s31 = zero, s32 = zero, s33 = zero;
   V s40 = zero, s41 = zero, s42 = zero, s43 = zero, s50 = zero, s51 = zero, s52 = zero, s53 = zero;
-  if constexpr (kAdd) {
+  if constexpr (kInto == Into::kContinue) {
     LoadRowVectors<kVectors>(d, c, s00, s01, s02, s03);
     if constexpr (kRows > 1) LoadRowVectors<kVectors>(d, c + c_stride, s10, s11, s12, s13);
     if constexpr (kRows > 2) LoadRowVectors<kVectors>(d, c + 2 * c_stride, s20, s21, s22, s23);
@@ -146,6 +164,14 @@ HWY_NOINLINE void MultiplyRows(const T* a, std::int64_t row_stride, std::int64_t
       }
     }
   }
+  if constexpr (kInto == Into::kAdd) {
+    AddRowVectors<kVectors>(d, c, s00, s01, s02, s03);
+    if constexpr (kRows > 1) AddRowVectors<kVectors>(d, c + c_stride, s10, s11, s12, s13);
+    if constexpr (kRows > 2) AddRowVectors<kVectors>(d, c + 2 * c_stride, s20, s21, s22, s23);
+    if constexpr (kRows > 3) AddRowVectors<kVectors>(d, c + 3 * c_stride, s30, s31, s32, s33);
+    if constexpr (kRows > 4) AddRowVectors<kVectors>(d, c + 4 * c_stride, s40, s41, s42, s43);
+    if constexpr (kRows > 5) AddRowVectors<kVectors>(d, c + 5 * c_stride, s50, s51, s52, s53);
+  }
   StoreRowVectors<kVectors>(d, s00, s01, s02, s03, c);
   if constexpr (kRows > 1) StoreRowVectors<kVectors>(d, s10, s11, s12, s13, c + c_stride);
   if constexpr (kRows > 2) StoreRowVectors<kVectors>(d, s20, s21, s22, s23, c + 2 * c_stride);
@@ -154,30 +180,30 @@ HWY_NOINLINE void MultiplyRows(const T* a, std::int64_t row_stride, std::int64_t
   if constexpr (kRows > 5) StoreRowVectors<kVectors>(d, s50, s51, s52, s53, c + 5 * c_stride);
 }
 
-// C (rows x PanelColumns) = A B, or += A B; rows 1..kStripRows.
-template <bool kAdd, typename T>
+// C (rows x PanelColumns) from A B; rows 1..kStripRows.
+template <Into kInto, typename T>
 HWY_INLINE void Multiply(int rows, const Strip<T>& a, const Panel<T>& b, std::int64_t depth, T* c,
                          std::int64_t c_stride) {
   static_assert(kStripRows == 6);
   switch (rows) {
     case 6:
-      return MultiplyRows<6, kPanelVectors, kAdd>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
-                                                  depth, c, c_stride);
+      return MultiplyRows<6, kPanelVectors, kInto>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
+                                                   depth, c, c_stride);
     case 5:
-      return MultiplyRows<5, kPanelVectors, kAdd>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
-                                                  depth, c, c_stride);
+      return MultiplyRows<5, kPanelVectors, kInto>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
+                                                   depth, c, c_stride);
     case 4:
-      return MultiplyRows<4, kPanelVectors, kAdd>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
-                                                  depth, c, c_stride);
+      return MultiplyRows<4, kPanelVectors, kInto>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
+                                                   depth, c, c_stride);
     case 3:
-      return MultiplyRows<3, kPanelVectors, kAdd>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
-                                                  depth, c, c_stride);
+      return MultiplyRows<3, kPanelVectors, kInto>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
+                                                   depth, c, c_stride);
     case 2:
-      return MultiplyRows<2, kPanelVectors, kAdd>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
-                                                  depth, c, c_stride);
+      return MultiplyRows<2, kPanelVectors, kInto>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
+                                                   depth, c, c_stride);
     default:
-      return MultiplyRows<1, kPanelVectors, kAdd>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
-                                                  depth, c, c_stride);
+      return MultiplyRows<1, kPanelVectors, kInto>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
+                                                   depth, c, c_stride);
   }
 }
 
