@@ -310,10 +310,14 @@ class ExpectedGradients {
     const oracle::Gradients<Arithmetic> plain =
         oracle::plain_backward(p, oracle::plain_forward<Arithmetic>(p, exact), exact, through_rule);
     const oracle::Gradients<Real> sizes = magnitudes(p, exact, through_rule);
+    double sharpest = 1;
+    for (const Real beta : exact.betas) sharpest = std::max(sharpest, static_cast<double>(beta));
     const auto bound = [&](const auto& of_plain, const std::vector<Real>& of, const std::vector<Real>& size) {
       const double error = largest_error(of_plain, of);
       const double one = unit<Arithmetic>() * largest(size);
-      const double tiny = kTinyWeight * largest(p.dout.values);
+      // In each of N rows such a weight times dout, or times beta and the difference of two <dout, v>.
+      const double tiny = kTinyWeight * static_cast<double>(p.N) * largest(p.dout.values) *
+                          (1 + 2 * sharpest * static_cast<double>(p.E) * largest(p.v.values));
       EXPECT_LE(error, kPlainUnits * one + tiny) << "of the plain evaluation";
       return allowed.times * error + allowed.units * one + tiny;
     };
