@@ -163,6 +163,7 @@ class _AttentionGradients(_Sized):
         ("dv", POINTER(_View)),
         ("dbias", POINTER(_View)),
         ("dsinks", POINTER(_View)),
+        ("dquery_scale", POINTER(_View)),
     ]
 
 

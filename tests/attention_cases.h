@@ -232,6 +232,10 @@ inline Rule library_rule(const oracle::Rule& rule) {
       return Rule::log_length(rule.parameter, rule.factor);
     case Rule::Kind::ssmax:
       return Rule::ssmax(rule.parameter);
+    case Rule::Kind::log_power:
+      return Rule::log_power(rule.parameter, rule.factor, rule.exponent);
+    case Rule::Kind::llama4:
+      return Rule::llama4(rule.parameter, rule.factor);
     case Rule::Kind::target_entropy:
       return Rule::target_entropy(rule.parameter);
     case Rule::Kind::target_peak:
@@ -356,6 +360,14 @@ inline std::vector<OptionCase> option_cases() {
                     {Rule::Kind::ssmax, 0.8},
                     {Rule::Kind::target_entropy, 0.9}};
        }},
+      {"a rule of the length for each head",
+       [](P& p, Random&, DType) {
+         p.causal = true;
+         p.rules = {{.kind = Rule::Kind::log_power, .parameter = 0.5, .factor = 0.3, .exponent = 1.5},
+                    {Rule::Kind::llama4, 3, 0.4},
+                    {Rule::Kind::log_length, 4, 1.2},
+                    {Rule::Kind::llama4, 8192, 0.1}};
+       }},
       {"all at once",
        [](P& p, Random& random, DType side) {
          p.scale = 0.8;
@@ -409,6 +421,7 @@ class AttentionCall {
         key_starts_(p.key_starts) {
     for (const oracle::Rule& rule : p.rules) rules_.push_back(library_rule(rule));
     if (p.query_scale.given()) query_scale = Placed(side_type, p.query_scale);
+    if (p.query_scale.given()) dquery_scale = Placed(side_type, p.query_scale.sizes);
     if (p.bias.given()) bias = Placed(side_type, p.bias, layouts.sides);
     if (p.bias.given()) dbias = Placed(side_type, p.bias.sizes, layouts.sides);
     if (p.mask.given()) mask = Placed(DType::boolean, p.mask, layouts.sides);
@@ -441,7 +454,10 @@ class AttentionCall {
     attention_backward(q.view(), k.view(), v.view(), dout.view(), gradients(), options,
                        {.beta_gradient = mode, .saved = outputs.saved}, execution);
   }
-  AttentionGradients gradients() { return {dq.view(), dk.view(), dv.view(), dbias.view(), dsinks.view()}; }
+  AttentionGradients gradients() {
+    return {dq.view(), dk.view(), dv.view(), dbias.view(), dsinks.view(), dquery_scale.view()};
+  }
+  std::vector<Placed*> written_gradients() { return {&dq, &dk, &dv, &dbias, &dsinks, &dquery_scale}; }
 
   std::vector<double> betas() const {
     std::vector<double> all;
@@ -452,7 +468,7 @@ class AttentionCall {
   Placed q, k, v, dout;
   Placed out, dq, dk, dv;
   Placed query_scale, bias, mask, sinks;
-  Placed dbias, dsinks;
+  Placed dbias, dsinks, dquery_scale;
   std::vector<RowStats> stats;
   AttentionOptions options;
   AttentionOutputs outputs;

@@ -289,8 +289,6 @@ oracle::Gradients<Real> magnitudes(oracle::Attention p, const oracle::Forward<Re
   return g;
 }
 
-inline constexpr double kTinyWeight = 1e-30;  // smaller ones may be 0, as in softmax.h
-
 // How much more than the plain evaluation a gradient may be off: `times` its largest error, and `units` of
 // the largest sum of magnitudes of its terms.
 struct GradientBound {
@@ -315,8 +313,9 @@ class ExpectedGradients {
     const auto bound = [&](const auto& of_plain, const std::vector<Real>& of, const std::vector<Real>& size) {
       const double error = largest_error(of_plain, of);
       const double one = unit<Arithmetic>() * largest(size);
-      // In each of N rows such a weight times dout, or times beta and the difference of two <dout, v>.
-      const double tiny = kTinyWeight * static_cast<double>(p.N) * largest(p.dout.values) *
+      // Smaller weights may be 0: in each of N rows one times dout, or times beta and the difference of two
+      // <dout, v>.
+      const double tiny = Contract<Arithmetic>::tiny * static_cast<double>(p.N) * largest(p.dout.values) *
                           (1 + 2 * sharpest * static_cast<double>(p.E) * largest(p.v.values));
       EXPECT_LE(error, kPlainUnits * one + tiny) << "of the plain evaluation";
       return allowed.times * error + allowed.units * one + tiny;
@@ -325,6 +324,13 @@ class ExpectedGradients {
     dk_ = bound(plain.dk, exact_.dk, sizes.dk);
     dv_ = bound(plain.dv, exact_.dv, sizes.dv);
     dsinks_ = bound(plain.dsinks, exact_.dsinks, sizes.dsinks);
+    if (p.query_scale.given()) {
+      const auto reduce = [&](const auto& full) {
+        return oracle::reduced_rows(p, full, p.query_scale.sizes);
+      };
+      exact_.dquery_scale = reduce(exact_.dquery_scale);
+      dquery_scale_ = bound(reduce(plain.dquery_scale), exact_.dquery_scale, reduce(sizes.dquery_scale));
+    }
     if (!p.bias.given()) return;
     const auto reduce = [&](const auto& full) { return oracle::reduced(p, full, p.bias.sizes); };
     exact_.dbias = reduce(exact_.dbias);
@@ -340,6 +346,9 @@ class ExpectedGradients {
     expect(call.dk, wanted.dk, exact_.dk, dk_, "dk");
     expect(call.dv, wanted.dv, exact_.dv, dv_, "dv");
     if (p_.sinks.given()) expect(call.dsinks, wanted.dsinks, exact_.dsinks, dsinks_, "dsinks");
+    if (p_.query_scale.given()) {
+      expect(call.dquery_scale, wanted.dquery_scale, exact_.dquery_scale, dquery_scale_, "dquery_scale");
+    }
     if (p_.bias.given()) expect(call.dbias, wanted.dbias, exact_.dbias, dbias_, "dbias");
   }
 
@@ -353,7 +362,7 @@ class ExpectedGradients {
 
   const oracle::Attention& p_;
   oracle::Gradients<Real> exact_;
-  double dq_ = 0, dk_ = 0, dv_ = 0, dbias_ = 0, dsinks_ = 0;
+  double dq_ = 0, dk_ = 0, dv_ = 0, dbias_ = 0, dsinks_ = 0, dquery_scale_ = 0;
 };
 
 }  // namespace whet

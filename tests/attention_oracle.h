@@ -139,9 +139,15 @@ struct AttentionRow {
   std::size_t count() const { return keys.size(); }
 };
 
+// What every row is scaled with, before its query_scale.
+template <typename Real>
+Real plain_scale(const Attention& p) {
+  return p.scale ? static_cast<Real>(*p.scale) : 1 / std::sqrt(static_cast<Real>(p.D));
+}
+
 template <typename Real>
 Real scale_of(const Attention& p, std::int64_t b, std::int64_t h, std::int64_t i) {
-  const Real scale = p.scale ? static_cast<Real>(*p.scale) : 1 / std::sqrt(static_cast<Real>(p.D));
+  const Real scale = plain_scale<Real>(p);
   return p.query_scale.given() ? scale * static_cast<Real>(p.query_scale.at({b, h, i})) : scale;
 }
 
@@ -267,15 +273,17 @@ Forward<Real> forward(const Attention& p, std::span<const double> betas = {}) {
 template <typename Real>
 struct Gradients {
   std::vector<Real> dq, dk, dv;
-  std::vector<Real> dbias;   // (B, H, N, M), not summed over anything
-  std::vector<Real> dsinks;  // (H)
+  std::vector<Real> dbias;         // (B, H, N, M), not summed over anything
+  std::vector<Real> dsinks;        // (H)
+  std::vector<Real> dquery_scale;  // (B, H, N), not summed over anything
 
   explicit Gradients(const Attention& p)
       : dq(p.q.values.size()),
         dk(p.k.values.size()),
         dv(p.v.values.size()),
         dbias(static_cast<std::size_t>(p.rows() * p.M)),
-        dsinks(static_cast<std::size_t>(p.H)) {}
+        dsinks(static_cast<std::size_t>(p.H)),
+        dquery_scale(static_cast<std::size_t>(p.rows())) {}
 };
 
 // From the gradient dx of a row's logits and its weights w to those of everything the row was made of.
@@ -292,10 +300,13 @@ void add_row(const Attention& p, std::int64_t b, std::int64_t h, std::int64_t i,
     g.dbias[p.row(b, h, i) * static_cast<std::size_t>(p.M) + static_cast<std::size_t>(j)] = dx[n];
     const Real ds = dx[n] * row.cap_slopes[n] * scale;
     const std::size_t at_k = p.k.position({b, kh, j, 0});
+    Real dot = 0;
     for (std::size_t d = 0; d < static_cast<std::size_t>(p.D); ++d) {
+      dot += static_cast<Real>(p.q.values[at_q + d]) * static_cast<Real>(p.k.values[at_k + d]);
       g.dq[at_q + d] += ds * static_cast<Real>(p.k.values[at_k + d]);
       g.dk[at_k + d] += ds * static_cast<Real>(p.q.values[at_q + d]);
     }
+    g.dquery_scale[p.row(b, h, i)] += dx[n] * row.cap_slopes[n] * plain_scale<Real>(p) * dot;
     const std::size_t at_v = p.v.position({b, kh, j, 0});
     for (std::size_t e = 0; e < static_cast<std::size_t>(p.E); ++e) {
       g.dv[at_v + e] += w[n] * static_cast<Real>(p.dout.values[at_out + e]);
@@ -330,6 +341,20 @@ Gradients<Real> backward(const Attention& p, const Forward<Real>& f, bool throug
     add_row(p, b, h, i, row, weights(row.logits, beta), dx, g);
   });
   return g;
+}
+
+// (B, H, N) summed over the axes where `sizes` is 1.
+template <typename Real>
+std::vector<Real> reduced_rows(const Attention& p, const std::vector<Real>& full,
+                               const std::vector<std::int64_t>& sizes) {
+  const Array shape{sizes, {}};
+  std::int64_t count = 1;
+  for (std::int64_t size : sizes) count *= size;
+  std::vector<Real> sums(static_cast<std::size_t>(count), Real{0});
+  for_each_row(p, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+    sums[shape.position({b, h, i})] += full[p.row(b, h, i)];
+  });
+  return sums;
 }
 
 // (B, H, N, M) summed over the axes where `sizes` is 1.

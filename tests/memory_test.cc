@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <whet/attention.h>
 #include <whet/c_api.h>
+#include <whet/linear_attention.h>
 #include <whet/softmax.h>
 
 #include <array>
@@ -186,6 +187,46 @@ TEST_P(Memory, AttentionAllocatesOnceAndNotAtAllInAWorkspace) {
   check_attention_memory<float>(rule);
   check_attention_memory<double>(rule);
   check_attention_memory<bf16>(rule);
+}
+
+// About D E + 64 (3 D + 2 E + 64) numbers per thread, rows padded to 64 and 16 more: nothing that grows with
+// the keys, and backward two numbers per query.
+TEST(LinearAttentionMemory, IsOneAllocationOfAStateAndAChunk) {
+  constexpr std::int64_t kLong = 2000;
+  const Dims sizes = {1, 2, kLong, 8};
+  const std::vector<float> x(2 * kLong * 8);
+  std::vector<float> y(x.size()), dk(x.size()), dv(x.size());
+  const ConstView in(x.data(), sizes);
+  for (const bool causal : {false, true}) {
+    for (const std::size_t threads : {1U, 2U}) {
+      const Execution execution{.threads = static_cast<int>(threads)};
+      const Cost forward = cost_of([&] {
+        linear_attention(in, in, in, {y.data(), sizes}, {.causal = causal}, execution);
+      });
+      EXPECT_EQ(forward.allocations, 1U);
+      EXPECT_LE(forward.bytes, threads * sizeof(float) * (8 * 80 + 64 * 5 * 80 + 8 * 80 + 200));
+      const Cost backward = cost_of([&] {
+        linear_attention_backward(
+            in, in, in, in, {.dq = {y.data(), sizes}, .dk = {dk.data(), sizes}, .dv = {dv.data(), sizes}},
+            {.causal = causal}, execution);
+      });
+      EXPECT_EQ(backward.allocations, 1U);
+      EXPECT_LE(backward.bytes, 3 * forward.bytes + threads * 2 * kLong * sizeof(float));
+    }
+  }
+}
+
+TEST(OutOfMemory, LeavesTheOutputsOfLinearAttentionAlone) {
+  const float q[6] = {};
+  float out[6] = {7, 7, 7, 7, 7, 7};
+  const Dims sizes = {1, 1, 3, 2};
+  const ConstView view(q, sizes);
+  grants = 0;
+  EXPECT_THROW(linear_attention(view, view, view, {out, sizes}, {}, {.threads = 1}), std::bad_alloc);
+  EXPECT_THROW(linear_attention_backward(view, view, view, view, {.dq = {out, sizes}}, {}, {.threads = 1}),
+               std::bad_alloc);
+  grants = -1;
+  for (float value : out) EXPECT_EQ(value, 7);
 }
 
 TEST(OutOfMemory, LeavesTheOutputsOfAttentionAlone) {

@@ -44,11 +44,12 @@ using Row = BasicRow<double>;
 
 struct Rule {
   whet::Rule::Kind kind = whet::Rule::Kind::none;
-  double parameter = 1;                   // b, s of ssmax, n0, h or w
-  double factor = 1;                      // s of log_length
+  double parameter = 1;                   // b, s of ssmax, n0, d, h or w
+  double factor = 1;                      // s of log_length and llama4, b of log_power
   std::vector<double> coefficients = {};  // highest power first
   double gate = 0.5;
   double hold = std::numeric_limits<double>::infinity();
+  double exponent = 1;  // g of log_power
 };
 
 inline const std::vector<double>& paper_coefficients() {
@@ -301,6 +302,13 @@ Real beta(const BasicRow<X>& row, const Rule& rule) {
       break;
     case Kind::ssmax:
       b = parameter * log_count;
+      break;
+    case Kind::log_power:
+      b = parameter + Real{rule.factor} * std::exp(Real{rule.exponent} * std::log(log_count));
+      break;
+    case Kind::llama4:
+      b = 1 + Real{rule.factor} *
+                  std::log(static_cast<Real>(s.count / static_cast<std::int64_t>(rule.parameter) + 1));
       break;
     case Kind::target_entropy:
     case Kind::target_peak: {

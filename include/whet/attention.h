@@ -140,6 +140,9 @@ struct AttentionGradients {
   // rounding.
   View dbias{};
   View dsinks{};  // as sinks
+  // As the query_scale given: summed over the axes where its size is 1, in f64 and then rounded. Also right
+  // where query_scale is 0.
+  View dquery_scale{};
 };
 
 struct AttentionBackwardOptions {

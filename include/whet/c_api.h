@@ -1,7 +1,8 @@
 /* whet for C, and for every language that can call C.
  *
- * The functions are those of the C++ headers (<whet/softmax.h>, <whet/attention.h>, <whet/shard.h>,
- * <whet/horizon.h>), under the same names: shapes, meaning, accuracy and edge cases are documented there.
+ * The functions are those of the C++ headers (<whet/softmax.h>, <whet/attention.h>,
+ * <whet/linear_attention.h>, <whet/shard.h>, <whet/horizon.h>), under the same names: shapes, meaning,
+ * accuracy and edge cases are documented there.
  * Most return a whet_status; whet_last_error() is the text of this thread's last failure.
  *
  * Structs that begin with struct_size can grow. Set struct_size to the size of the struct, and what you need;
@@ -232,6 +233,7 @@ typedef struct whet_attention_gradients {
   const whet_view* dv;
   const whet_view* dbias;
   const whet_view* dsinks;
+  const whet_view* dquery_scale;
 } whet_attention_gradients;
 
 WHET_API whet_status whet_attention(const whet_view* q, const whet_view* k, const whet_view* v,
@@ -253,6 +255,33 @@ WHET_API whet_status whet_attention_backward_workspace(const whet_view* q, const
                                                        const whet_attention_options* options,
                                                        const whet_attention_backward_options* backward,
                                                        const whet_execution* execution, size_t* bytes);
+
+/* ---- Linear attention ---- */
+
+typedef struct whet_linear_attention_options {
+  size_t struct_size;
+  int32_t causal;
+  int32_t reserved;
+  const int64_t* lengths; /* lengths_count = B of them */
+  size_t lengths_count;
+} whet_linear_attention_options;
+
+/* Outputs of whet_linear_attention_backward; NULL: not computed. */
+typedef struct whet_linear_attention_gradients {
+  size_t struct_size;
+  const whet_view* dq;
+  const whet_view* dk;
+  const whet_view* dv;
+} whet_linear_attention_gradients;
+
+WHET_API whet_status whet_linear_attention(const whet_view* q, const whet_view* k, const whet_view* v,
+                                           const whet_view* out, const whet_linear_attention_options* options,
+                                           const whet_execution* execution);
+WHET_API whet_status whet_linear_attention_backward(const whet_view* q, const whet_view* k,
+                                                    const whet_view* v, const whet_view* dout,
+                                                    const whet_linear_attention_gradients* gradients,
+                                                    const whet_linear_attention_options* options,
+                                                    const whet_execution* execution);
 
 /* ---- Attention over keys in shards (<whet/shard.h> says in which order to call what) ---- */
 

@@ -5,6 +5,7 @@
 #include <whet/attention.h>
 #include <whet/error.h>
 #include <whet/horizon.h>
+#include <whet/linear_attention.h>
 #include <whet/normalizer.h>
 #include <whet/row.h>
 #include <whet/rule.h>

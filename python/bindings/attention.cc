@@ -105,6 +105,7 @@ constexpr Option<A> kBackward[] = {
     {"dv", [](A& a, H v, N n) { a.gradients.dv = written_view_of(v, n); }},
     {"dbias", [](A& a, H v, N n) { a.gradients.dbias = written_view_of(v, n); }},
     {"dsinks", [](A& a, H v, N n) { a.gradients.dsinks = written_view_of(v, n); }},
+    {"dquery_scale", [](A& a, H v, N n) { a.gradients.dquery_scale = written_view_of(v, n); }},
     {"hold_beta", set_hold_beta},
     {"saved", [](A& a, H v, N n) { a.backward.saved = view_of(v, n); }},
 };

@@ -8,6 +8,7 @@ namespace whet_python {
 
 void add_attention(nanobind::module_& module);
 void add_jax(nanobind::module_& module);  // if built where jaxlib is
+void add_linear_attention(nanobind::module_& module);
 void add_openmp(nanobind::module_& module);
 void add_rows(nanobind::module_& module);
 void add_rules(nanobind::module_& module);

@@ -10,6 +10,7 @@
 
 #include <whet/attention.h>
 #include <whet/error.h>
+#include <whet/linear_attention.h>
 #include <whet/softmax.h>
 #include <xla/ffi/api/ffi.h>
 
@@ -292,8 +293,8 @@ void softmax_backward(const Call& call) {
 // How many axes a batch entry of an array has.
 std::size_t own_axes(const Array& array) {
   constexpr std::pair<std::string_view, std::size_t> kNot3[] = {
-      {"query_lengths", 0}, {"key_lengths", 0}, {"sinks", 1},      {"dsinks", 1},
-      {"query_starts", 1},  {"key_starts", 1},  {"column_sums", 2}};
+      {"query_lengths", 0}, {"key_lengths", 0}, {"sinks", 1},       {"dsinks", 1},      {"query_starts", 1},
+      {"key_starts", 1},    {"column_sums", 2}, {"query_scale", 2}, {"dquery_scale", 2}};
   for (const auto& [name, axes] : kNot3) {
     if (array.name == name) return axes;
   }
@@ -348,15 +349,22 @@ class Batch {
   }
 
   // (B, H, N, M), of which any may be 1. A gradient that all entries share has one entry, and so must have
-  // its bias.
+  // what it is the gradient of.
   whet::View heads_first(std::string_view name, std::string_view gradient = "") const {
     const std::ptrdiff_t a = call_.index(name);
     if (a < 0) return {};
-    const std::ptrdiff_t g = call_.index(gradient);
-    const int64_t entries = g >= 0 && step(g) == 0 ? 1 : entries_.size;
     const Array& array = call_.arrays()[std::size_t(a)];
     const int64_t h = array.size_from_end(3), n = array.size_from_end(2), m = array.size_from_end(1);
-    return {here(a), dtype_of(array), {entries, h, n, m}, {step(a), n * m, m, 1}};
+    return {here(a), dtype_of(array), {entries_with(gradient), h, n, m}, {step(a), n * m, m, 1}};
+  }
+
+  // (B, N, H) as whet wants it, (B, H, N), of which any may be 1; a gradient as in heads_first.
+  whet::View rows_of_heads(std::string_view name, std::string_view gradient = "") const {
+    const std::ptrdiff_t a = call_.index(name);
+    if (a < 0) return {};
+    const Array& array = call_.arrays()[std::size_t(a)];
+    const int64_t n = array.size_from_end(2), h = array.size_from_end(1);
+    return {here(a), dtype_of(array), {entries_with(gradient), h, n}, {step(a), 1, h}};
   }
 
   whet::View heads(std::string_view name) const {
@@ -398,6 +406,10 @@ class Batch {
   }
 
  private:
+  int64_t entries_with(std::string_view gradient) const {
+    const std::ptrdiff_t g = call_.index(gradient);
+    return g >= 0 && step(g) == 0 ? 1 : entries_.size;
+  }
   int64_t step(std::ptrdiff_t a) const { return entries_.steps[std::size_t(a)]; }
   std::byte* here(std::ptrdiff_t a) const { return call_.arrays()[std::size_t(a)].at(at_[std::size_t(a)]); }
 
@@ -475,6 +487,7 @@ void for_each_part(const Call& call, Batch& batch, const Function& function) {
     whet::AttentionOptions options = settings.options;
     options.bias = batch.heads_first("bias", "dbias");
     options.mask = batch.heads_first("mask");
+    options.query_scale = batch.rows_of_heads("query_scale", "dquery_scale");
     options.sinks = batch.heads("sinks");
     options.lengths = lengths;
     options.query_starts = query_starts;
@@ -545,8 +558,40 @@ void attention_backward(const Call& call) {
                               .dk = batch.heads_last("dkey"),
                               .dv = batch.heads_last("dvalue"),
                               .dbias = batch.heads_first("dbias", "dbias"),
-                              .dsinks = batch.heads("dsinks")},
+                              .dsinks = batch.heads("dsinks"),
+                              .dquery_scale = batch.rows_of_heads("dquery_scale", "dquery_scale")},
                              options, {.beta_gradient = call.beta_gradient(), .saved = batch.saved(part)});
+  });
+}
+
+// ---- Linear attention
+
+// Calls function(views of q, k, v, their options) for each part of the batch.
+template <typename Function>
+void for_each_linear_part(const Call& call, Batch& batch, const Function& function) {
+  batch.for_each([&] {
+    const whet::View q = batch.heads_last("query"), k = batch.heads_last("key"),
+                     v = batch.heads_last("value");
+    const std::vector<int64_t> lengths = lengths_of(call, batch, q.sizes[1], q.sizes[2], k.sizes[2]);
+    function(q, k, v,
+             whet::LinearAttentionOptions{.causal = call.attribute<bool>("causal"), .lengths = lengths});
+  });
+}
+
+void linear_attention(const Call& call) {
+  Batch batch(call);
+  for_each_linear_part(call, batch, [&](auto q, auto k, auto v, const auto& options) {
+    whet::linear_attention(q, k, v, batch.heads_last("out"), options);
+  });
+}
+
+void linear_attention_backward(const Call& call) {
+  Batch batch(call);
+  for_each_linear_part(call, batch, [&](auto q, auto k, auto v, const auto& options) {
+    whet::linear_attention_backward(
+        q, k, v, batch.heads_last("dout"),
+        {.dq = batch.heads_last("dquery"), .dk = batch.heads_last("dkey"), .dv = batch.heads_last("dvalue")},
+        options);
   });
 }
 
@@ -586,6 +631,8 @@ void add_jax(nb::module_& module) {
     handlers["whet_softmax_backward"] = handler<softmax_backward>();
     handlers["whet_attention"] = handler<attention>();
     handlers["whet_attention_backward"] = handler<attention_backward>();
+    handlers["whet_linear_attention"] = handler<linear_attention>();
+    handlers["whet_linear_attention_backward"] = handler<linear_attention_backward>();
     handlers["whet_refuse"] = handler<refuse>();
     return handlers;
   });

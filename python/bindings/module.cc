@@ -10,6 +10,7 @@ NB_MODULE(_core, module) {
 #ifdef WHET_HAS_JAX
   whet_python::add_jax(module);
 #endif
+  whet_python::add_linear_attention(module);
   whet_python::add_openmp(module);
   whet_python::add_rows(module);
   whet_python::add_rules(module);

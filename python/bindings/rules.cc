@@ -32,8 +32,14 @@ nb::tuple rule_parts(nb::handle name) {
       values.append(rule.hold());
       break;
     case Rule::Kind::log_length:
+    case Rule::Kind::llama4:
       values.append(rule.parameter());
       values.append(rule.factor());
+      break;
+    case Rule::Kind::log_power:
+      values.append(rule.parameter());
+      values.append(rule.factor());
+      values.append(rule.exponent());
       break;
     case Rule::Kind::fixed:
     case Rule::Kind::ssmax:

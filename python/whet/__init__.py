@@ -15,18 +15,19 @@ Nothing changes until a rule is named. `whet.torch` and `whet.jax` are the same 
 from whet._core import get_num_threads, set_num_threads, simd_target, simd_targets, version
 from whet.attention import AttentionGradients, Extras, TileCounts, attention, attention_backward
 from whet.horizon import horizon, largest_weight, spread
+from whet.linear_attention import LinearAttentionGradients, linear_attention, linear_attention_backward
 from whet.log_rows import log_softmax, log_softmax_backward
 from whet.rows import STATE, merge, sharpen, softmax, softmax_backward, states
-from whet.rules import (Fixed, LogLength, NoRule, Paper, Polynomial, Rule, RuleLike, SSMax, TargetEntropy, TargetPeak,
-                        rule)
+from whet.rules import (Fixed, Llama4, LogLength, LogPower, NoRule, Paper, Polynomial, Rule, RuleLike, SSMax,
+                        TargetEntropy, TargetPeak, rule)
 from whet.stats import Stats
 
 __version__ = version()
 
 __all__ = [
-    "AttentionGradients", "Extras", "Fixed", "LogLength", "NoRule", "Paper", "Polynomial", "Rule", "RuleLike", "SSMax",
-    "STATE", "Stats", "TargetEntropy", "TargetPeak", "TileCounts", "attention", "attention_backward",
-    "get_num_threads", "horizon", "largest_weight", "log_softmax", "log_softmax_backward", "merge", "rule",
-    "set_num_threads", "sharpen", "simd_target", "simd_targets", "softmax", "softmax_backward", "spread", "states",
-    "version",
+    "AttentionGradients", "Extras", "Fixed", "LinearAttentionGradients", "Llama4", "LogLength", "LogPower", "NoRule",
+    "Paper", "Polynomial", "Rule", "RuleLike", "SSMax", "STATE", "Stats", "TargetEntropy", "TargetPeak", "TileCounts",
+    "attention", "attention_backward", "get_num_threads", "horizon", "largest_weight", "linear_attention",
+    "linear_attention_backward", "log_softmax", "log_softmax_backward", "merge", "rule", "set_num_threads", "sharpen",
+    "simd_target", "simd_targets", "softmax", "softmax_backward", "spread", "states", "version",
 ]

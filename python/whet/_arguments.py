@@ -114,3 +114,18 @@ def with_axes(values: np.ndarray, axes: int, name: str) -> np.ndarray:
     if values.ndim > axes:
         raise ValueError(f"{name}: has {values.ndim} axes, must have at most {axes}")
     return values[(None,) * (axes - values.ndim)]
+
+
+def four_axes(**arrays: np.ndarray) -> list[np.ndarray]:
+    """Views of these arrays with the axes that all of them lack in front."""
+    if all(isinstance(given, np.ndarray) and given.ndim == 4 for given in arrays.values()):
+        return list(arrays.values())
+    (first, leader), *_ = arrays.items()
+    for name, given in arrays.items():
+        if not isinstance(given, np.ndarray):
+            raise TypeError(f"{name}: is a {type(given).__name__}, must be a NumPy array")
+        if not 2 <= given.ndim <= 4:
+            raise ValueError(f"{name}: has {given.ndim} axes, must have 2 to 4")
+        if given.ndim != leader.ndim:
+            raise ValueError(f"{name}: has {given.ndim} axes, must have as many as {first}, {leader.ndim}")
+    return [with_axes(given, 4, name) for name, given in arrays.items()]

@@ -8,8 +8,8 @@ from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 import numpy as np
 
 from whet import _core
-from whet._arguments import (Window, array, booleans, call, check_unmasked, count, flag, floats, integers,
-                             window_sides, with_axes)
+from whet._arguments import (Window, array, booleans, call, check_unmasked, count, flag, floats, four_axes,
+                             integers, window_sides, with_axes)
 from whet.rules import RuleLike, rule_names
 from whet.stats import Stats, saved_buffer, stats_buffer, stats_of
 
@@ -40,17 +40,19 @@ class Extras(NamedTuple):
 
 
 class AttentionGradients(NamedTuple):
-    """Gradients in the shapes and dtypes of what they belong to; dbias and dsinks None if those weren't given."""
+    """Gradients in the shapes and dtypes of what they belong to; dbias, dsinks and dquery_scale None if what they belong
+    to wasn't given."""
 
     dquery: np.ndarray
     dkey: np.ndarray
     dvalue: np.ndarray
     dbias: np.ndarray | None
     dsinks: np.ndarray | None
+    dquery_scale: np.ndarray | None = None
 
 
 class AttentionOptions(TypedDict, total=False):
-    """What attention and attention_backward take beside arrays that have gradients."""
+    """What attention and attention_backward take beside the arrays that both name."""
 
     rule: RuleLike | Sequence[RuleLike]
     normalizer: str
@@ -155,7 +157,7 @@ def attention(query: Any, key: Any, value: Any, *, rule: RuleLike | Sequence[Rul
     saved = None
     if flag(return_saved, "return_saved"):
         saved = saved_buffer(rows, query, options.get("rule"), normalizer)
-    call(_core.attention, _NAMES, *_four_axes(query=query, key=key, value=value, out=out), stats=stats, saved=saved,
+    call(_core.attention, _NAMES, *four_axes(query=query, key=key, value=value, out=out), stats=stats, saved=saved,
          skip_epsilon=skip_epsilon, **options, **outputs)
 
     results = (out,) if stats is None else (out, stats_of(stats))
@@ -187,33 +189,20 @@ def attention_backward(query: Any, key: Any, value: Any, dout: Any, *, saved: np
     dout = floats(dout, "dout")
     given = _options(query, bias=bias, sinks=sinks, **options)
     dq, dk, dv = (np.empty_like(one, subok=False) for one in (query, key, value))
-    gradients = AttentionGradients(dq, dk, dv, _like_if_given(given.get("bias")), _like_if_given(given.get("sinks")))
-    dq, dk, dv = _four_axes(dquery=gradients.dquery, dkey=gradients.dkey, dvalue=gradients.dvalue)
-    call(_core.attention_backward, _NAMES, *_four_axes(query=query, key=key, value=value, dout=dout), dq=dq, dk=dk,
-         dv=dv, dbias=gradients.dbias, dsinks=gradients.dsinks, saved=None if saved is None else array(saved, "saved"),
-         hold_beta=hold_beta, **given)
-    return gradients if gradients.dbias is None else gradients._replace(dbias=gradients.dbias.reshape(np.shape(bias)))
+    gradients = AttentionGradients(dq, dk, dv, *(_like_if_given(given.get(name))
+                                                 for name in ("bias", "sinks", "query_scale")))
+    dq, dk, dv = four_axes(dquery=gradients.dquery, dkey=gradients.dkey, dvalue=gradients.dvalue)
+    call(_core.attention_backward, _NAMES, *four_axes(query=query, key=key, value=value, dout=dout), dq=dq, dk=dk,
+         dv=dv, dbias=gradients.dbias, dsinks=gradients.dsinks, dquery_scale=gradients.dquery_scale,
+         saved=None if saved is None else array(saved, "saved"), hold_beta=hold_beta, **given)
+    return gradients._replace(dbias=_shaped(gradients.dbias, bias),
+                              dquery_scale=_shaped(gradients.dquery_scale, options.get("query_scale")))
 
 
 # The extension's names for this module's arguments.
 _NAMES = {"q": "query", "k": "key", "v": "value", "causal": "is_causal", "window_left": "window",
           "window_right": "window", "head_rules": "rule", "dropout": "dropout_p", "dq": "dquery", "dk": "dkey",
           "dv": "dvalue"}
-
-
-def _four_axes(**arrays: np.ndarray) -> list[np.ndarray]:
-    """Views of these arrays with the axes that all of them lack in front."""
-    if all(isinstance(given, np.ndarray) and given.ndim == 4 for given in arrays.values()):
-        return list(arrays.values())
-    (first, leader), *_ = arrays.items()
-    for name, given in arrays.items():
-        if not isinstance(given, np.ndarray):
-            raise TypeError(f"{name}: is a {type(given).__name__}, must be a NumPy array")
-        if not 2 <= given.ndim <= 4:
-            raise ValueError(f"{name}: has {given.ndim} axes, must have 2 to 4")
-        if given.ndim != leader.ndim:
-            raise ValueError(f"{name}: has {given.ndim} axes, must have as many as {first}, {leader.ndim}")
-    return [with_axes(given, 4, name) for name, given in arrays.items()]
 
 
 def _options(query: np.ndarray, *, bias: Any, sinks: Any, rule: RuleLike | Sequence[RuleLike] = None,
@@ -271,6 +260,11 @@ def _extras(outputs: dict[str, Any]) -> Extras:
     if "tile_counts" in found:
         found["tile_counts"] = TileCounts(*found["tile_counts"].tolist())
     return Extras(**found)
+
+
+def _shaped(gradient: np.ndarray | None, given: Any) -> np.ndarray | None:
+    """In the shape of what it is the gradient of, which may have had fewer axes."""
+    return None if gradient is None else gradient.reshape(np.shape(given))
 
 
 def _like_if_given(values: np.ndarray | None) -> np.ndarray | None:

@@ -8,6 +8,8 @@ class                  name                    beta
 ``Fixed(b)``           ``fixed:b``             b
 ``LogLength(n0, s)``   ``log-length:n0,s``     s ln n / ln n0, at least 1
 ``SSMax(s)``           ``ssmax:s``             s ln n
+``LogPower(d, b, g)``  ``log-power:d,b,g``     d + b (ln n)^g
+``Llama4(n0, s)``      ``llama4:n0,s``         1 + s ln(floor(n / n0) + 1)
 ``TargetEntropy(h)``   ``target-entropy:h``    the one, at least 1, at which the entropy is h
 ``TargetPeak(w)``      ``target-peak:w``       the one, at least 1, at which the largest weight is w
 ``Polynomial(...)``    ``polynomial:...``      a polynomial of H, at least 1
@@ -120,6 +122,41 @@ class SSMax(Rule):
 
 
 @dataclass(frozen=True)
+class LogPower(Rule):
+    """d + b (ln n)^g, the scale of ASEntmax, for a model trained that way. d, b, g >= 0, d and b not both 0.
+
+    >>> import whet
+    >>> float(whet.LogPower(1, 0.5, 2).beta(whet.states([0.0] * 100)).round(3))
+    11.604
+    """
+
+    d: float
+    b: float
+    g: float
+    kind = "log-power"
+
+    def _text(self) -> str:
+        return _text(self.kind, self.d, self.b, self.g)
+
+
+@dataclass(frozen=True)
+class Llama4(Rule):
+    """1 + s ln(floor(n / n0) + 1), as Llama 4 scales its queries: 1 below n0 keys. n0 a whole number >= 1, s > 0.
+
+    >>> import whet
+    >>> float(whet.Llama4(8192).beta(whet.states([0.0] * 8192)).round(4))
+    1.0693
+    """
+
+    n0: float
+    s: float = 0.1
+    kind = "llama4"
+
+    def _text(self) -> str:
+        return _text(self.kind, self.n0, self.s)
+
+
+@dataclass(frozen=True)
 class TargetEntropy(Rule):
     """Whatever brings the entropy down to h nats. h > 0."""
 
@@ -185,7 +222,8 @@ class Polynomial(Rule):
 
 RuleLike = str | Rule | None
 
-_CLASSES = {c.kind: c for c in (NoRule, Paper, Fixed, LogLength, SSMax, TargetEntropy, TargetPeak, Polynomial)}
+_CLASSES = {c.kind: c for c in (NoRule, Paper, Fixed, LogLength, SSMax, LogPower, Llama4, TargetEntropy, TargetPeak,
+                                Polynomial)}
 
 
 def _text(kind: str, *values: float) -> str:

@@ -63,7 +63,8 @@ AttentionGradients gradients_of(const whet_attention_gradients* given) {
           .dk = view_if_given(g.dk, "dk"),
           .dv = view_if_given(g.dv, "dv"),
           .dbias = view_if_given(g.dbias, "dbias"),
-          .dsinks = view_if_given(g.dsinks, "dsinks")};
+          .dsinks = view_if_given(g.dsinks, "dsinks"),
+          .dquery_scale = view_if_given(g.dquery_scale, "dquery_scale")};
 }
 
 AttentionBackwardOptions backward_of(const whet_attention_backward_options* given) {

@@ -105,12 +105,63 @@ TEST(CApiStructs, GrowForAttention) {
   expect_growth<whet_attention_outputs>("outputs", [](Data& d, const auto* given) {
     return whet_attention(&d.q, &d.q, &d.q, &d.o, nullptr, given, nullptr);
   });
-  const whet_attention_gradients none{sizeof none, nullptr, nullptr, nullptr, nullptr, nullptr};
+  const whet_attention_gradients none{sizeof none, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
   expect_growth<whet_attention_backward_options>("backward", [&](Data& d, const auto* given) {
     return whet_attention_backward(&d.q, &d.q, &d.q, &d.q, &none, nullptr, given, nullptr);
   });
   expect_growth<whet_attention_gradients>("gradients", [](Data& d, const auto* given) {
     return whet_attention_backward(&d.q, &d.q, &d.q, &d.q, given, nullptr, nullptr, nullptr);
+  });
+}
+
+// dquery_scale came after the first version of its struct: it is written if the struct has it, and a struct
+// that ends before it is still right.
+TEST(CApiStructs, HoldTheGradientOfQueryScale) {
+  std::array<double, 6> x{1, 2, 3, 1, -1, 0.5}, y{}, dout{1, 0, 2, 0, 1, 0};
+  std::array<double, 2> scale{0.75, 0}, gradient{7, 7};
+  constexpr std::int64_t kScaleSizes[] = {1, 1, 2};
+  const auto four = [](auto& of) { return whet_view{of.data(), WHET_F64, 4, kSizes, nullptr}; };
+  const auto three = [&](auto& of) { return whet_view{of.data(), WHET_F64, 3, kScaleSizes, nullptr}; };
+  const whet_view q = four(x), out = four(y), from = four(dout), query_scale = three(scale),
+                  dquery_scale = three(gradient);
+  whet_attention_options options{};
+  options.struct_size = sizeof options;
+  options.query_scale = &query_scale;
+  whet_attention_gradients gradients{};
+  gradients.dquery_scale = &dquery_scale;
+  gradients.struct_size = offsetof(whet_attention_gradients, dquery_scale);
+  ASSERT_EQ(whet_attention_backward(&q, &q, &q, &from, &gradients, &options, nullptr, nullptr), WHET_OK);
+  EXPECT_EQ(gradient, (std::array<double, 2>{7, 7}));
+  gradients.struct_size = sizeof gradients;
+  ASSERT_EQ(whet_attention_backward(&q, &q, &q, &from, &gradients, &options, nullptr, nullptr), WHET_OK);
+
+  const auto loss = [&] {
+    EXPECT_EQ(whet_attention(&q, &q, &q, &out, &options, nullptr, nullptr), WHET_OK);
+    double sum = 0;
+    for (std::size_t i = 0; i < y.size(); ++i) sum += y[i] * dout[i];
+    return sum;
+  };
+  for (std::size_t i = 0; i < scale.size(); ++i) {
+    const double at = scale[i], step = 1e-5;
+    scale[i] = at + step;
+    const double above = loss();
+    scale[i] = at - step;
+    EXPECT_NEAR(gradient[i], (above - loss()) / (2 * step), 1e-8) << "query " << i;
+    scale[i] = at;
+  }
+
+  gradients.dquery_scale = &q;
+  EXPECT_EQ(whet_attention_backward(&q, &q, &q, &from, &gradients, &options, nullptr, nullptr),
+            WHET_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(whet_last_error()).rfind("dquery_scale: ", 0), 0u) << whet_last_error();
+}
+
+TEST(CApiStructs, GrowForLinearAttention) {
+  expect_growth<whet_linear_attention_options>("options", [](Data& d, const auto* given) {
+    return whet_linear_attention(&d.q, &d.q, &d.q, &d.o, given, nullptr);
+  });
+  expect_growth<whet_linear_attention_gradients>("gradients", [](Data& d, const auto* given) {
+    return whet_linear_attention_backward(&d.q, &d.q, &d.q, &d.q, given, nullptr, nullptr);
   });
 }
 

@@ -30,6 +30,8 @@ inline constexpr const char* kRuleHelp =
     "  fixed:B               beta = B\n"
     "  log-length:N0[,S]     beta = S ln n / ln N0, never below 1 (S = 1 if not given)\n"
     "  ssmax:S               beta = S ln n\n"
+    "  log-power:D,B,G       beta = D + B (ln n)^G\n"
+    "  llama4:N0[,S]         beta = 1 + S ln(floor(n / N0) + 1) (S = 0.1 if not given)\n"
     "  target-entropy:H      the beta >= 1 that brings the entropy down to H nats\n"
     "  target-peak:W         the beta >= 1 that brings the largest weight up to W\n"
     "  polynomial:C4,C3,C2,C1,C0[:gate=G][:hold=H]\n"

@@ -210,6 +210,7 @@ auto written_by(const AttentionJob& job) {
                                 {job.dv, "dv"},
                                 {job.dbias, "dbias"},
                                 {job.dsinks, "dsinks"},
+                                {job.dquery_scale, "dquery_scale"},
                                 {o.stats, "stats"},
                                 {job.dout.given ? SavedRows{} : job.saved, "saved"},
                                 {o.top_keys, "top_keys"},
@@ -277,6 +278,13 @@ AttentionJob forward_job(const ConstView& q, const ConstView& k, const ConstView
   return job;
 }
 
+// A gradient that is summed where its array repeats has the sizes of that array, not those of the call.
+void check_same_sizes(const ConstView& gradient, const ConstView& of, const char* name, const char* of_name) {
+  if (std::ranges::equal(gradient.sizes, of.sizes)) return;
+  fail(name,
+       "its sizes are " + text(gradient.sizes) + ", must be those of " + of_name + ", " + text(of.sizes));
+}
+
 AttentionJob backward_job(const ConstView& q, const ConstView& k, const ConstView& v,
                           const AttentionGradients& gradients, const AttentionOptions& options,
                           const AttentionBackwardOptions& backward, const Execution& execution, Data data) {
@@ -291,15 +299,17 @@ AttentionJob backward_job(const ConstView& q, const ConstView& k, const ConstVie
   job.dv = grid_if_given(gradients.dv, written(like_v(s, "dv")), data);
   if (is_given(gradients.dbias)) {
     if (!job.bias.given) fail("dbias", "given without bias");
-    if (!std::ranges::equal(gradients.dbias.sizes, options.bias.sizes)) {
-      fail("dbias", "its sizes are " + text(gradients.dbias.sizes) + ", must be those of bias, " +
-                        text(options.bias.sizes));
-    }
+    check_same_sizes(gradients.dbias, options.bias, "dbias", "bias");
     job.dbias = grid(gradients.dbias, written(like_dbias(s, job.bias)), data);
   }
   if (is_given(gradients.dsinks)) {
     if (!job.sinks.given) fail("dsinks", "given without sinks");
     job.dsinks = grid(gradients.dsinks, written(like_dsinks(s, job.sinks)), data);
+  }
+  if (is_given(gradients.dquery_scale)) {
+    if (!job.query_scale.given) fail("dquery_scale", "given without query_scale");
+    check_same_sizes(gradients.dquery_scale, options.query_scale, "dquery_scale", "query_scale");
+    job.dquery_scale = grid(gradients.dquery_scale, written(like_dquery_scale(s, job.query_scale)), data);
   }
   return job;
 }

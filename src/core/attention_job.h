@@ -72,11 +72,11 @@ struct AttentionJob {
   double scale = 1;
   Shard shard;  // {0, M} unless a shard
   Grid q, k, v, out;
-  Grid query_scale;                      // strides (B, H, N, -)
-  Grid bias, mask;                       // strides (B, H, N, M)
-  Grid sinks;                            // strides (-, H, -, -)
-  Grid weights;                          // strides (number of the weight_row, -, -, M)
-  Grid dout, dq, dk, dv, dbias, dsinks;  // backward only
+  Grid query_scale;                                    // strides (B, H, N, -)
+  Grid bias, mask;                                     // strides (B, H, N, M)
+  Grid sinks;                                          // strides (-, H, -, -)
+  Grid weights;                                        // strides (number of the weight_row, -, -, M)
+  Grid dout, dq, dk, dv, dbias, dsinks, dquery_scale;  // backward only
   bool through_rule = true;
   SavedRows saved;  // written by forward, read by backward
 

@@ -20,6 +20,12 @@ ViewSpec like_logits(const AttentionShape& s, const char* name, DType dtype) {
   return spec;
 }
 
+ViewSpec per_query(const AttentionShape& s, const char* name, DType dtype) {
+  ViewSpec spec = exactly(name, "(B, H, N)", {s.batch, s.heads, s.queries}, dtype);
+  spec.repeats = true;
+  return spec;
+}
+
 ViewSpec per_head(const AttentionShape& s, const char* name, DType dtype) {
   ViewSpec spec = exactly(name, "(H)", {s.heads}, dtype);
   spec.axes = {1};
@@ -67,9 +73,7 @@ ViewSpec like_out(const AttentionShape& s, const char* name, DType dtype) {
 }
 
 ViewSpec like_query_scale(const AttentionShape& s) {
-  ViewSpec spec = exactly("query_scale", "(B, H, N)", {s.batch, s.heads, s.queries}, s.dtype);
-  spec.repeats = true;
-  return either_type(spec, s);
+  return either_type(per_query(s, "query_scale", s.dtype), s);
 }
 
 ViewSpec like_bias(const AttentionShape& s) { return either_type(like_logits(s, "bias", s.dtype), s); }
@@ -88,6 +92,10 @@ ViewSpec like_dbias(const AttentionShape& s, const Grid& bias) { return like_log
 
 ViewSpec like_dsinks(const AttentionShape& s, const Grid& sinks) {
   return per_head(s, "dsinks", sinks.dtype);
+}
+
+ViewSpec like_dquery_scale(const AttentionShape& s, const Grid& query_scale) {
+  return per_query(s, "dquery_scale", query_scale.dtype);
 }
 
 ViewSpec written(ViewSpec spec) {

@@ -38,9 +38,10 @@ ViewSpec like_bias(const AttentionShape& s);
 ViewSpec like_mask(const AttentionShape& s);
 ViewSpec like_sinks(const AttentionShape& s);
 ViewSpec like_weights(const AttentionShape& s, std::int64_t rows);
-// Those of the gradients, once the bias and the sinks are known.
+// Those of the gradients, once the bias, the sinks and the query_scale are known.
 ViewSpec like_dbias(const AttentionShape& s, const Grid& bias);
 ViewSpec like_dsinks(const AttentionShape& s, const Grid& sinks);
+ViewSpec like_dquery_scale(const AttentionShape& s, const Grid& query_scale);
 ViewSpec written(ViewSpec spec);
 
 // Error, naming the argument, if the view does not fit its spec.

@@ -21,8 +21,9 @@ constexpr std::size_t kMaxRuleFile = 65536;
 constexpr std::string_view kPolynomial = "polynomial:";
 
 constexpr std::string_view kNames =
-    "none, paper, fixed:B, log-length:N0[,S], ssmax:S, target-entropy:H, target-peak:W, "
-    "polynomial:C4,C3,C2,C1,C0[:gate=G][:hold=H] and, where files may be named, polynomial:FILE";
+    "none, paper, fixed:B, log-length:N0[,S], ssmax:S, log-power:D,B,G, llama4:N0[,S], target-entropy:H, "
+    "target-peak:W, polynomial:C4,C3,C2,C1,C0[:gate=G][:hold=H] and, where files may be named, "
+    "polynomial:FILE";
 
 using core::number;
 using core::text;
@@ -153,6 +154,30 @@ Rule Rule::ssmax(double s) {
   return r;
 }
 
+Rule Rule::log_power(double d, double b, double g) {
+  require(d >= 0 && std::isfinite(d), "log-power: d", d, "finite and 0 or more");
+  require(b >= 0 && std::isfinite(b), "log-power: b", b, "finite and 0 or more");
+  require(g >= 0 && std::isfinite(g), "log-power: g", g, "finite and 0 or more");
+  if (d == 0 && b == 0) throw Error("log-power: d and b are both 0, one must be above 0");
+  Rule r;
+  r.kind_ = Kind::log_power;
+  r.parameter_ = d;
+  r.factor_ = b;
+  r.exponent_ = g;
+  return r;
+}
+
+Rule Rule::llama4(double n0, double s) {
+  // Of whole numbers up to here n / n0 never rounds up to the next whole number, so that its floor is exact.
+  require(n0 >= 1 && n0 <= 0x1p53 && std::floor(n0) == n0, "llama4: n0", n0, "a whole number from 1 to 2^53");
+  require(s > 0 && std::isfinite(s), "llama4: s", s, "finite and above 0");
+  Rule r;
+  r.kind_ = Kind::llama4;
+  r.parameter_ = n0;
+  r.factor_ = s;
+  return r;
+}
+
 Rule Rule::target_entropy(double h) {
   require(h > 0 && std::isfinite(h), "target-entropy: h", h, "finite and above 0 (nats)");
   Rule r;
@@ -214,9 +239,14 @@ Rule Rule::parse(std::string_view name) {
     if (head == "target-entropy") return Rule::target_entropy(value);
     if (head == "target-peak") return Rule::target_peak(value);
     if (head == "log-length") return Rule::log_length(value);
+    if (head == "llama4") return Rule::llama4(value);
   }
-  if (values && values->size() == 2 && head == "log-length") {
-    return Rule::log_length(values->front(), values->back());
+  if (values && values->size() == 2) {
+    if (head == "log-length") return Rule::log_length(values->front(), values->back());
+    if (head == "llama4") return Rule::llama4(values->front(), values->back());
+  }
+  if (values && values->size() == 3 && head == "log-power") {
+    return Rule::log_power((*values)[0], (*values)[1], (*values)[2]);
   }
   fail(quoted(name), "is not a rule; rules are " + std::string(kNames));
 }
@@ -237,6 +267,10 @@ std::string Rule::name() const {
       return "target-peak:" + text(parameter_);
     case Kind::log_length:
       return "log-length:" + text(parameter_) + (factor_ == 1 ? "" : "," + text(factor_));
+    case Kind::log_power:
+      return "log-power:" + text(parameter_) + "," + text(factor_) + "," + text(exponent_);
+    case Kind::llama4:
+      return "llama4:" + text(parameter_) + (factor_ == 0.1 ? "" : "," + text(factor_));
     case Kind::polynomial:
       break;
   }
@@ -268,6 +302,14 @@ double Rule::beta(const RowState& state) const {
       break;
     case Kind::log_length:
       value = std::max(1.0, factor_ * std::log(static_cast<double>(state.count)) / std::log(parameter_));
+      break;
+    case Kind::log_power:
+      // Without the second part where it is 0: the power may be infinite.
+      value = parameter_;
+      if (factor_ > 0) value += factor_ * std::pow(std::log(static_cast<double>(state.count)), exponent_);
+      break;
+    case Kind::llama4:
+      value = 1 + factor_ * std::log1p(std::floor(static_cast<double>(state.count) / parameter_));
       break;
     case Kind::paper:
     case Kind::polynomial: {

@@ -5,6 +5,7 @@
 #include <whet/error.h>
 #include <whet/rule.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -143,10 +144,44 @@ TEST(Rules, PolynomialIsGatedAndNeverBelowOne) {
   EXPECT_DOUBLE_EQ(rule.slope(state_of_entropy(1.5)), -1);
 }
 
-TEST(Rules, OnlyFixedAndSsmaxGoBelowOne) {
+TEST(Rules, LogPowerHasKnownValues) {
+  const Rule rule = Rule::log_power(1, 0.5, 2);
+  EXPECT_DOUBLE_EQ(rule.beta(uniform_state(100)), 11.603796220956796);  // 1 + (ln 100)^2 / 2
+  EXPECT_EQ(Rule::log_power(1.5, 0, 1e308).beta(uniform_state(100)), 1.5);
+  EXPECT_DOUBLE_EQ(Rule::log_power(1.5, 0.25, 0).beta(uniform_state(100)), 1.75);
+  EXPECT_DOUBLE_EQ(Rule::log_power(0, 0.4, 1).beta(uniform_state(100)),
+                   Rule::ssmax(0.4).beta(uniform_state(100)));
+}
+
+TEST(Rules, Llama4HasKnownValues) {
+  const Rule rule = Rule::llama4(8192, 0.1);
+  EXPECT_EQ(rule.beta(uniform_state(2)), 1);
+  EXPECT_EQ(rule.beta(uniform_state(8191)), 1);
+  EXPECT_DOUBLE_EQ(rule.beta(uniform_state(8192)), 1.0693147180559945);  // 1 + 0.1 ln 2
+  EXPECT_DOUBLE_EQ(rule.beta(uniform_state(16383)), 1.0693147180559945);
+  EXPECT_DOUBLE_EQ(rule.beta(uniform_state(16384)), 1.109861228866811);  // 1 + 0.1 ln 3
+  EXPECT_DOUBLE_EQ(Rule::llama4(1, 2).beta(uniform_state(5)), 1 + 2 * std::log(6.0));
+}
+
+// A quotient that rounded up to a whole number would count one step too many.
+TEST(Rules, Llama4CountsWholeSteps) {
+  for (const std::int64_t n0 : {3, 7, 49, 8191, 8192, 1000003}) {
+    for (const std::int64_t steps : {1, 2, 3, 11, 93, 65537}) {
+      const Rule rule = Rule::llama4(static_cast<double>(n0), 1);
+      const double below = 1 + std::log(static_cast<double>(steps));
+      const double at = 1 + std::log(static_cast<double>(steps + 1));
+      EXPECT_DOUBLE_EQ(rule.beta(uniform_state(n0 * steps - 1)), below) << n0 << " * " << steps;
+      EXPECT_DOUBLE_EQ(rule.beta(uniform_state(n0 * steps)), at) << n0 << " * " << steps;
+    }
+  }
+}
+
+TEST(Rules, OnlyFixedSsmaxAndLogPowerGoBelowOne) {
   const RowState state = uniform_state(5);
   EXPECT_EQ(Rule::fixed(0.25).beta(state), 0.25);
   EXPECT_DOUBLE_EQ(Rule::ssmax(0.1).beta(state), 0.1 * std::log(5.0));
+  EXPECT_DOUBLE_EQ(Rule::log_power(0.2, 0.1, 2).beta(state), 0.2 + 0.1 * std::log(5.0) * std::log(5.0));
+  EXPECT_EQ(Rule::llama4(6, 1e-300).beta(state), 1);
   EXPECT_EQ(Rule::log_length(100).beta(state), 1);
   EXPECT_EQ(Rule::log_length(2, 0.01).beta(state), 1);
 }
@@ -158,6 +193,11 @@ TEST(Rules, BetaStaysWithinItsLimits) {
   EXPECT_EQ(Rule::ssmax(1e300).beta(state), 0x1p60);
   EXPECT_EQ(Rule::ssmax(1e-300).beta(state), 0x1p-60);
   EXPECT_EQ(Rule::log_length(1 + 1e-15, 1e300).beta(state), 0x1p60);
+  EXPECT_EQ(Rule::log_power(1e300, 1, 1).beta(state), 0x1p60);
+  EXPECT_EQ(Rule::log_power(0, 1e-300, 1e308).beta(uniform_state(100)), 0x1p60);
+  EXPECT_EQ(Rule::log_power(0, 1, 1e308).beta(uniform_state(2)), 0x1p-60);
+  EXPECT_EQ(Rule::log_power(1e-300, 0, 1).beta(state), 0x1p-60);
+  EXPECT_EQ(Rule::llama4(1, 1e300).beta(uniform_state(100)), 0x1p60);
 }
 
 TEST(Rules, SlopeEqualsFiniteDifferences) {
@@ -192,12 +232,23 @@ TEST(Rules, RefuseParametersOutOfRange) {
     EXPECT_THROW(Rule::ssmax(bad), Error) << bad;
     EXPECT_THROW(Rule::log_length(bad), Error) << bad;
     EXPECT_THROW(Rule::log_length(16, bad), Error) << bad;
+    EXPECT_THROW(Rule::llama4(bad), Error) << bad;
+    EXPECT_THROW(Rule::llama4(8192, bad), Error) << bad;
     EXPECT_THROW(Rule::target_peak(bad), Error) << bad;
     EXPECT_THROW(Rule::target_entropy(bad), Error) << bad;
   }
   EXPECT_THROW(Rule::fixed(0x1p61), Error);
   EXPECT_THROW(Rule::fixed(0x1p-61), Error);
   EXPECT_THROW(Rule::log_length(1), Error);
+  for (double bad : {kNaN, kInfinity, -kInfinity, -1.0}) {
+    EXPECT_THROW(Rule::log_power(bad, 1, 1), Error) << bad;
+    EXPECT_THROW(Rule::log_power(1, bad, 1), Error) << bad;
+    EXPECT_THROW(Rule::log_power(1, 1, bad), Error) << bad;
+  }
+  EXPECT_THROW(Rule::log_power(0, 0, 1), Error);
+  EXPECT_THROW(Rule::llama4(0.5), Error);
+  EXPECT_THROW(Rule::llama4(8192.5), Error);
+  EXPECT_THROW(Rule::llama4(0x1p54), Error);
   EXPECT_THROW(Rule::target_peak(1), Error);
   EXPECT_THROW(Rule::polynomial({}), Error);
   EXPECT_THROW(Rule::polynomial(std::vector<double>(9, 1.0)), Error);
@@ -214,6 +265,10 @@ TEST(RuleNames, AreTheDocumentedOnes) {
   EXPECT_EQ(Rule::parse("log-length:16"), Rule::log_length(16));
   EXPECT_EQ(Rule::parse("log-length:16,0.5"), Rule::log_length(16, 0.5));
   EXPECT_EQ(Rule::parse("ssmax:0.4"), Rule::ssmax(0.4));
+  EXPECT_EQ(Rule::parse("log-power:1,0.5,2"), Rule::log_power(1, 0.5, 2));
+  EXPECT_EQ(Rule::parse("llama4:8192"), Rule::llama4(8192));
+  EXPECT_EQ(Rule::parse("llama4:8192"), Rule::llama4(8192, 0.1));
+  EXPECT_EQ(Rule::parse("llama4:8192,0.2"), Rule::llama4(8192, 0.2));
   EXPECT_EQ(Rule::parse("target-entropy:0.2"), Rule::target_entropy(0.2));
   EXPECT_EQ(Rule::parse("target-peak:0.9"), Rule::target_peak(0.9));
   const std::vector<double> c = {-0.037, 0.481, -2.3, 4.917, -1.791};
@@ -226,13 +281,15 @@ TEST(RuleNames, AreTheDocumentedOnes) {
 TEST(RuleNames, RoundTripBitForBit) {
   Random random(3);
   const auto positive = [&] { return std::exp(gaussian(random, 10)); };
+  const auto whole = [&] { return std::min(std::ceil(positive()), 0x1p53); };
   const auto fraction = [&] { return std::uniform_real_distribution<double>(0x1p-52, 1)(random); };
   for (int trial = 0; trial < 500; ++trial) {
     std::vector<double> c(1 + static_cast<std::size_t>(trial) % Rule::kMaxCoefficients);
     for (double& value : c) value = gaussian(random) * positive();
     for (const Rule& rule :
          {Rule::fixed(positive()), Rule::ssmax(positive()), Rule::log_length(1 + positive()),
-          Rule::log_length(1 + positive(), positive()), Rule::target_entropy(positive()),
+          Rule::log_length(1 + positive(), positive()), Rule::log_power(positive(), positive(), positive()),
+          Rule::llama4(whole()), Rule::llama4(whole(), positive()), Rule::target_entropy(positive()),
           Rule::target_peak(fraction()), Rule::polynomial(c), Rule::polynomial(c, positive()),
           Rule::polynomial(c, 0.5, positive()), Rule::polynomial(c, positive(), positive())}) {
       const Rule again = Rule::parse(rule.name());
@@ -240,6 +297,8 @@ TEST(RuleNames, RoundTripBitForBit) {
       EXPECT_EQ(again.name(), rule.name());
       EXPECT_EQ(std::bit_cast<std::uint64_t>(again.parameter()),
                 std::bit_cast<std::uint64_t>(rule.parameter()));
+      EXPECT_EQ(again.factor(), rule.factor());
+      EXPECT_EQ(again.exponent(), rule.exponent());
     }
   }
   EXPECT_EQ(Rule::parse(Rule::none().name()), Rule::none());
@@ -249,6 +308,9 @@ TEST(RuleNames, RoundTripBitForBit) {
 TEST(RuleNames, DontDependOnTheLocaleOrPrecision) {
   EXPECT_EQ(Rule::fixed(1.5).name(), "fixed:1.5");
   EXPECT_EQ(Rule::log_length(16).name(), "log-length:16");
+  EXPECT_EQ(Rule::log_power(1, 0.5, 2).name(), "log-power:1,0.5,2");
+  EXPECT_EQ(Rule::llama4(8192).name(), "llama4:8192");
+  EXPECT_EQ(Rule::llama4(8192, 0.25).name(), "llama4:8192,0.25");
   EXPECT_EQ(Rule::target_entropy(0.2).name(), "target-entropy:0.2");
 }
 
@@ -366,6 +428,22 @@ TEST(RuleNames, ErrorsSayWhatIsAllowed) {
       {"log_length:16", "log-length"},
       {"ssmax:", "ssmax:"},
       {"ssmax:-0.1", "0"},
+      {"log-power", "log-power:"},
+      {"log-power:1", "log-power:"},
+      {"log-power:1,0.5", "log-power:"},
+      {"log-power:1,0.5,2,3", "log-power:"},
+      {"log-power:1,0.5,", "log-power:"},
+      {"log-power:-1,0.5,2", "log-power: d is -1, must be finite and 0 or more"},
+      {"log-power:1,inf,2", "log-power: b is inf"},
+      {"log-power:1,0.5,nan", "log-power: g is nan"},
+      {"log-power:0,0,2", "log-power: d and b are both 0"},
+      {"log_power:1,0.5,2", "log-power:"},
+      {"llama4", "llama4:"},
+      {"llama4:", "llama4:"},
+      {"llama4:0", "a whole number from 1 to 2^53"},
+      {"llama4:8192.5", "a whole number from 1 to 2^53"},
+      {"llama4:8192,0", "above 0"},
+      {"llama4:8192,0.1,1", "llama4:"},
       {"target-entropy", "target-entropy:"},
       {"target-entropy:0", "0"},
       {"target-entropy:-2", "0"},

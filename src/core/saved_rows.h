@@ -17,7 +17,8 @@ inline bool needs_entropy(const Rule& rule) {
 }
 
 inline bool needs_count(const Rule& rule) {
-  return rule.kind() == Rule::Kind::log_length || rule.kind() == Rule::Kind::ssmax || rule.needs_search();
+  return rule.kind() == Rule::Kind::log_length || rule.kind() == Rule::Kind::ssmax ||
+         rule.kind() == Rule::Kind::log_power || rule.kind() == Rule::Kind::llama4 || rule.needs_search();
 }
 
 // Numbers per row: where logits are measured from, beta and the scale of the weights; a beta that moves with

@@ -206,7 +206,8 @@ TEST_P(Gradients, AreThoseOfDifferences) {
 
 INSTANTIATE_TEST_SUITE_P(Rules, Gradients,
                          testing::Values("none", "paper", "fixed:2.5", "log-length:8", "target-entropy:0.7",
-                                         "target-peak:0.6", "ssmax:0.8"));
+                                         "target-peak:0.6", "ssmax:0.8", "log-power:0.5,0.3,1.5",
+                                         "llama4:4,0.5"));
 
 TEST(Model, FloatGradientsAreNearDoubleOnes) {
   const std::vector<double> parameters = some_parameters(6);

@@ -85,7 +85,8 @@ TEST(Recipe, KeepsEveryRule) {
   const std::vector<double> coefficients{-0.037, 0.481, -2.3, 4.917, -1.791};
   for (const Rule& rule :
        {Rule::none(), Rule::fixed(1.0 / 3), Rule::paper(), Rule::polynomial(coefficients, 0.75, 4.1),
-        Rule::log_length(16), Rule::ssmax(0.43), Rule::target_entropy(0.2), Rule::target_peak(0.9)}) {
+        Rule::log_length(16), Rule::ssmax(0.43), Rule::log_power(1, 1.0 / 3, 0.7), Rule::llama4(16, 1.0 / 3),
+        Rule::target_entropy(0.2), Rule::target_peak(0.9)}) {
     Recipe recipe;
     recipe.weighting.rule = rule;
     EXPECT_TRUE(through_text(recipe).weighting.rule == rule) << rule.name();

@@ -60,6 +60,12 @@ def beta_of(rule, x):
         return float(value)
     if name == "ssmax":
         return float(value) * np.log(count)
+    if name == "log-power":
+        d, b, g = map(float, value.split(","))
+        return d + b * np.log(count) ** g
+    if name == "llama4":
+        n0, _, s = value.partition(",")
+        return 1 + float(s or 0.1) * np.log(count // int(n0) + 1)
     if name == "log-length":
         n0, _, s = value.partition(",")
         return max(1.0, float(s or 1) * np.log(count) / np.log(float(n0)))

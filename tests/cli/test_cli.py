@@ -22,7 +22,8 @@ def test_version():
 def test_help_teaches():
     text = ok("--help")
     for word in ["softmax", "sharpen", "info", "bench", "whet softmax logits.npy", "none", "paper", "fixed:B",
-                 "log-length:N0[,S]", "ssmax:S", "target-entropy:H", "target-peak:W", "polynomial:FILE",
+                 "log-length:N0[,S]", "ssmax:S", "log-power:D,B,G", "llama4:N0[,S]", "target-entropy:H", "target-peak:W",
+                 "polynomial:FILE",
                  "whet-foo", "WHET_THREADS", "WHET_TARGET"]:
         assert word in text
     assert text.count("  whet softmax ") >= 2
@@ -127,7 +128,7 @@ def test_wrong_use(here):
 
 
 @pytest.mark.parametrize("rule", ["", "sharp", "fixed", "fixed:", "fixed:x", "fixed:0", "fixed:nan", "none:1",
-                                  "log-length:1", "ssmax:-1", "target-entropy:0", "target-peak:1",
+                                  "log-length:1", "ssmax:-1", "log-power:0,0,1", "llama4:0", "target-entropy:0", "target-peak:1",
                                   "polynomial:", "polynomial:missing.txt", "polynomial:1:gate", "paper\nnone"])
 def test_wrong_rules(here, rule):
     np.save("in.npy", logits(2, 3))
@@ -167,7 +168,7 @@ def test_dispatch_without_a_program(here):
 
 
 @pytest.mark.parametrize("rule", ["none", "paper", "fixed:1.5", "fixed:0.25", "log-length:16", "log-length:4,0.9",
-                                  "ssmax:0.4"])
+                                  "ssmax:0.4", "log-power:0.5,0.2,1.5", "llama4:128", "llama4:16,0.7"])
 @pytest.mark.parametrize("dtype,tolerance", [(np.float32, 1e-4), (np.float64, 1e-11)])
 def test_rules(here, rule, dtype, tolerance):
     x = logits(5, 300, dtype=dtype)
@@ -355,7 +356,8 @@ def test_wrong_lengths(here):
 # ---- edge cases of numbers, with every rule
 
 
-RULES = ["none", "paper", "fixed:3", "log-length:2", "ssmax:0.4", "target-entropy:0.2", "target-peak:0.9"]
+RULES = ["none", "paper", "fixed:3", "log-length:2", "ssmax:0.4", "log-power:1,0.5,2", "llama4:2", "target-entropy:0.2",
+         "target-peak:0.9"]
 
 
 @pytest.mark.parametrize("rule", RULES)

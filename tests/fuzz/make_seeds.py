@@ -10,10 +10,12 @@ import sys
 ITEM_BYTES = {"<f4": 4, "<f8": 8, "<f2": 2, "<V2": 2, "|b1": 1, "<i8": 8}
 
 RULES = [
-    "none", "paper", "fixed:1.5", "log-length:16", "log-length:16,0.5", "ssmax:0.4",
+    "none", "paper", "fixed:1.5", "log-length:16", "log-length:16,0.5", "ssmax:0.4", "log-power:1,0.5,2",
+    "llama4:8192", "llama4:8192,0.2",
     "target-entropy:0.2", "target-peak:0.9", "polynomial:-0.037,0.481,-2.3,4.917,-1.791",
     "polynomial:1,2:gate=0:hold=5.5", "polynomial:1e300,-1e-300,0:hold=inf", "fixed:", "fixed:nan",
-    "fixed:-1", "target-peak:1", "polynomial:1,,2", "polynomial:1:gate", "log-length:16,0.5,3", "",
+    "fixed:-1", "target-peak:1", "polynomial:1,,2", "polynomial:1:gate", "log-length:16,0.5,3", "log-power:0,0,1",
+    "log-power:1,2", "llama4:0.5", "",
 ]
 
 JSON = [

@@ -1,5 +1,5 @@
 /* The C ABI from C: every function of the first header (v1/whet/c_api.h), and the edge cases of rows at this
- * level. Compiled against that header and against the installed one; what came later is tested elsewhere. */
+ * level. Compiled against that header and against the installed one, which alone has what came later. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -305,6 +305,39 @@ static void test_attention_backward(void) {
   CHECK(fabs(dq_data[0][0][0] - 0.5 * 2) < 1e-5 && dq_data[1][1][1] == 0); /* scale times a variance of 2 */
 }
 
+#ifndef WHET_C_API_V1_H_ /* what came after the first header */
+/* With queries and keys of 0 every feature is 1: the output is the mean of the values seen. */
+static void test_linear_attention(void) {
+  float q[kHeads * kQueries * kSize] = {0}, k[kKeys * kSize] = {0}, g[kHeads * kQueries * kValueSize];
+  float v[kKeys][kValueSize] = {{1}, {2}, {3}, {4}, {5}}, o[kHeads][kQueries][kValueSize];
+  float dv_data[kKeys][kValueSize];
+  const whet_view queries = view4(q, kQuerySizes), keys = view4(k, kKeySizes);
+  const whet_view values = view4(v[0], kValueSizes), out = view4(o[0][0], kOutSizes);
+  const whet_view dout = view4(g, kOutSizes), dv = view4(dv_data[0], kValueSizes);
+  const whet_linear_attention_gradients gradients = {.struct_size = sizeof gradients, .dv = &dv};
+  const int64_t lengths[1] = {4};
+  whet_linear_attention_options options = {.struct_size = sizeof options, .causal = 1};
+  for (int i = 0; i < kHeads * kQueries * kValueSize; ++i) g[i] = 1;
+  CHECK(whet_linear_attention(&queries, &keys, &values, &out, NULL, NULL) == WHET_OK);
+  CHECK(fabs(o[1][1][0] - 3) < 1e-5 && o[0][0][1] == 0);
+  CHECK(whet_linear_attention(&queries, &keys, &values, &out, &options, NULL) == WHET_OK);
+  CHECK(fabs(o[1][0][0] - 1) < 1e-5 && fabs(o[1][1][0] - 1.5) < 1e-5);
+  CHECK(whet_linear_attention_backward(&queries, &keys, &values, &dout, &gradients, &options, NULL) ==
+        WHET_OK);
+  CHECK(fabs(dv_data[0][0] - 3) < 1e-5 && fabs(dv_data[1][2] - 1) < 1e-5 && dv_data[2][0] == 0);
+  options =
+      (whet_linear_attention_options){.struct_size = sizeof options, .lengths = lengths, .lengths_count = 1};
+  CHECK(whet_linear_attention(&queries, &keys, &values, &out, &options, NULL) == WHET_OK);
+  CHECK(fabs(o[0][1][0] - 2.5) < 1e-5);
+  options.lengths_count = 0; /* none */
+  CHECK(whet_linear_attention(NULL, &keys, &values, &out, &options, NULL) == WHET_INVALID_ARGUMENT);
+  CHECK(strcmp(whet_last_error(), "q is null") == 0);
+  CHECK(whet_linear_attention_backward(&queries, &keys, &values, &dout, NULL, NULL, NULL) ==
+        WHET_INVALID_ARGUMENT);
+  CHECK(strcmp(whet_last_error(), "gradients is null") == 0);
+}
+#endif
+
 static void test_attention_errors(void) {
   float q[kHeads * kQueries * kSize] = {0}, k[kKeys * kSize] = {0}, v[kKeys * kValueSize] = {0};
   float canary[kHeads * kQueries * kValueSize];
@@ -490,6 +523,9 @@ int main(int count, char** arguments) {
   test_attention_weights();
   test_normalizer_and_dropout();
   test_attention_backward();
+#ifndef WHET_C_API_V1_H_
+  test_linear_attention();
+#endif
   test_attention_errors();
   test_shards();
   test_shard_errors();

@@ -3,8 +3,8 @@
 import numpy as np
 
 PAPER = [-0.037, 0.481, -2.3, 4.917, -1.791]
-RULES = ["none", "paper", "fixed:1.5", "log-length:4", "log-length:4,0.8", "ssmax:0.4", "target-entropy:0.2",
-         "target-peak:0.9", "polynomial:0.3,1.2:gate=0.2:hold=2"]
+RULES = ["none", "paper", "fixed:1.5", "log-length:4", "log-length:4,0.8", "ssmax:0.4", "log-power:0.5,0.3,1.5",
+         "llama4:4", "llama4:3,0.5", "target-entropy:0.2", "target-peak:0.9", "polynomial:0.3,1.2:gate=0.2:hold=2"]
 
 
 def weights_at(x, beta):
@@ -49,6 +49,10 @@ def beta_of(rule, x, sinks=0):
         return values[0]
     if kind == "ssmax":
         return values[0] * np.log(count)
+    if kind == "log-power":
+        return values[0] + values[1] * np.log(count) ** values[2]
+    if kind == "llama4":
+        return 1 + (values[1:] or [0.1])[0] * np.log(count // values[0] + 1)
     if kind == "log-length":
         return max(1.0, (values[1:] or [1.0])[0] * np.log(count) / np.log(values[0]))
     if kind == "target-entropy":

@@ -137,12 +137,14 @@ def test_backward(rng, rule):
     """Against differences of the oracle, in directions drawn at random."""
     q, k, v = inputs(rng, batch=1, heads=2, key_heads=1, queries=3, keys=5)
     bias, sinks, dout = rng.normal(size=(3, 5)), rng.normal(size=2), rng.normal(size=(1, 2, 3, 6))
-    given = [q, k, v, bias, sinks]
+    query_scale = rng.normal(size=(2, 1))
+    given = [q, k, v, bias, sinks, query_scale]
 
-    def loss(q, k, v, bias, sinks):
-        return (oracle.attention(q, k, v, rule, bias=bias, sinks=sinks, is_causal=True)[0] * dout).sum()
+    def loss(q, k, v, bias, sinks, query_scale):
+        return (oracle.attention(q, k, v, rule, bias=bias, sinks=sinks, query_scale=query_scale, is_causal=True)[0]
+                * dout).sum()
 
-    given_too = {"rule": rule, "bias": bias, "sinks": sinks, "is_causal": True}
+    given_too = {"rule": rule, "bias": bias, "sinks": sinks, "query_scale": query_scale, "is_causal": True}
     for saved in (None, whet.attention(q, k, v, return_saved=True, **given_too)[1]):
         gradients = whet.attention_backward(q, k, v, dout, saved=saved, **given_too)
         for i, gradient in enumerate(gradients):
@@ -155,8 +157,23 @@ def test_backward(rng, rule):
 def test_backward_without_bias_and_sinks(rng):
     q, k, v = inputs(rng)
     gradients = whet.attention_backward(q, k, v, np.ones((2, 4, 5, 6)), rule="paper", hold_beta=True)
-    assert gradients.dbias is None and gradients.dsinks is None
+    assert gradients.dbias is None and gradients.dsinks is None and gradients.dquery_scale is None
     assert [g.shape for g in gradients[:3]] == [q.shape, k.shape, v.shape]
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 5), (4, 1), (5,), ()])
+def test_gradient_of_a_query_scale_of_zero(rng, shape):
+    q, k, v = inputs(rng)
+    dout, scale, step = rng.normal(size=(2, 4, 5, 6)), np.zeros(shape), rng.normal(size=shape)
+    gradient = whet.attention_backward(q, k, v, dout, rule="paper", query_scale=scale).dquery_scale
+    above, below = (whet.attention(q, k, v, rule="paper", query_scale=scale + s * step) for s in (1e-5, -1e-5))
+    assert gradient.shape == shape
+    assert (gradient * step).sum() == pytest.approx(((above - below) * dout).sum() / 2e-5, rel=1e-6)
+    # A list has no dtype of its own, and 16 bits may have a scale in 32.
+    narrow = [a.astype(np.float16) for a in (q, k, v, dout)]
+    found = whet.attention_backward(*narrow, rule="paper", query_scale=scale.tolist()).dquery_scale
+    assert found.dtype == np.float32 and found.shape == shape
+    np.testing.assert_allclose(found, gradient, atol=2e-2 * np.abs(gradient).max())
 
 
 @pytest.mark.parametrize("sizes", [{"batch": 0}, {"queries": 0}, {"keys": 0}])

@@ -9,7 +9,8 @@ import pytest
 import whet
 
 ALL = [whet.NoRule(), whet.Paper(), whet.Fixed(1.5), whet.LogLength(16), whet.LogLength(16, 0.9), whet.SSMax(0.4),
-       whet.TargetEntropy(0.2), whet.TargetPeak(0.9), whet.Polynomial([0.25, 1.0], gate=0.1, hold=3.5),
+       whet.LogPower(1, 0.5, 2), whet.Llama4(8192), whet.Llama4(8192, 0.2), whet.TargetEntropy(0.2), whet.TargetPeak(0.9),
+       whet.Polynomial([0.25, 1.0], gate=0.1, hold=3.5),
        whet.Polynomial((-0.1, 2.0, 0.3))]
 
 
@@ -26,8 +27,9 @@ def test_different_rules_differ():
 
 
 def test_names_are_those_of_the_command_line():
-    assert [rule.name for rule in ALL[:8]] == ["none", "paper", "fixed:1.5", "log-length:16", "log-length:16,0.9",
-                                               "ssmax:0.4", "target-entropy:0.2", "target-peak:0.9"]
+    assert [rule.name for rule in ALL[:11]] == ["none", "paper", "fixed:1.5", "log-length:16", "log-length:16,0.9",
+                                               "ssmax:0.4", "log-power:1,0.5,2", "llama4:8192", "llama4:8192,0.2",
+                                               "target-entropy:0.2", "target-peak:0.9"]
     for name in oracle.RULES:
         assert whet.rule(name).name == name
     assert whet.rule(None) == whet.NoRule()
@@ -50,7 +52,9 @@ def test_files(tmp_path, rng):
 
 @pytest.mark.parametrize("make", [
     lambda: whet.Fixed(0), lambda: whet.Fixed(float("nan")), lambda: whet.LogLength(1), lambda: whet.SSMax(-1),
-    lambda: whet.TargetEntropy(0), lambda: whet.TargetPeak(1), lambda: whet.Polynomial([]),
+    lambda: whet.LogPower(0, 0, 1), lambda: whet.LogPower(1, 1, -1), lambda: whet.LogPower(1, float("inf"), 1),
+    lambda: whet.Llama4(0), lambda: whet.Llama4(10.5), lambda: whet.Llama4(16, 0), lambda: whet.TargetEntropy(0),
+    lambda: whet.TargetPeak(1), lambda: whet.Polynomial([]), lambda: whet.rule("log-power:1,2"),
     lambda: whet.Polynomial([1.0] * 9), lambda: whet.rule("sharp"), lambda: whet.rule("fixed"),
     lambda: whet.rule("")])
 def test_bad_rules(make):
@@ -62,6 +66,17 @@ def test_bad_rules(make):
 def test_what_is_no_rule(rule):
     with pytest.raises(TypeError, match="rule: "):
         whet.softmax([1.0, 2.0], rule=rule)
+
+
+@pytest.mark.parametrize("rule, count, beta", [
+    ("llama4:8192,0.1", 2, 1), ("llama4:8192,0.1", 8191, 1), ("llama4:8192,0.1", 8192, 1 + 0.1 * np.log(2)),
+    (whet.Llama4(8192), 16384, 1 + 0.1 * np.log(3)), ("llama4:8192", 1, 1),
+    ("log-power:1,0.5,2", 100, 1 + 0.5 * np.log(100) ** 2), (whet.LogPower(0.25, 0, 2), 100, 0.25),
+    ("log-power:0,0.4,1", 100, 0.4 * np.log(100)), (whet.LogPower(3, 1, 0), 1, 1), (whet.LogPower(3, 1, 0), 2, 4)])
+def test_rules_of_the_length(rule, count, beta):
+    x = np.zeros(count)
+    np.testing.assert_allclose(whet.rule(rule).beta(whet.states(x)), beta, rtol=1e-14)
+    np.testing.assert_allclose(whet.softmax(x, rule=rule, return_stats=True)[1].beta, beta, rtol=1e-14)
 
 
 def test_beta_of_states_needs_more_for_targets():

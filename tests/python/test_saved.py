@@ -7,7 +7,8 @@ import pytest
 import whet
 from whet import _core
 
-SIZES = {"none": 3, "fixed:1.5": 3, "log-length:4": 3, "ssmax:0.4": 3, "target-entropy:0.2": 4, "target-peak:0.9": 4,
+SIZES = {"none": 3, "fixed:1.5": 3, "log-length:4": 3, "ssmax:0.4": 3, "log-power:0.5,0.3,1.5": 3,
+         "llama4:4": 3, "target-entropy:0.2": 4, "target-peak:0.9": 4,
          "paper": 6, "polynomial:0.3,1.2:gate=0.2:hold=2": 6}
 # Of float64, of float32, and of gradients that are rounded to bfloat16.
 CLOSE = {np.float64: 1e-11, np.float32: 2e-5, ml_dtypes.bfloat16: 1e-2}

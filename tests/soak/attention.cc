@@ -350,7 +350,8 @@ void check_forward(const Drawn& drawn, const Case& c, Tally& tally) {
 AttentionGradients draw_wanted(AttentionCall& call, Dice& dice) {
   AttentionGradients wanted = call.gradients();
   if (dice.chance(0.5)) return wanted;
-  for (View* gradient : {&wanted.dq, &wanted.dk, &wanted.dv, &wanted.dbias, &wanted.dsinks}) {
+  for (View* gradient :
+       {&wanted.dq, &wanted.dk, &wanted.dv, &wanted.dbias, &wanted.dsinks, &wanted.dquery_scale}) {
     if (dice.chance(0.4)) *gradient = {};
   }
   return wanted;

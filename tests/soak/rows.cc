@@ -30,7 +30,7 @@ namespace {
 oracle::Rule draw_wide_rule(Dice& dice) {
   using Kind = Rule::Kind;
   if (dice.chance(0.6)) return draw_rule(dice);
-  switch (dice.between(0, 4)) {
+  switch (dice.between(0, 6)) {
     case 0:
       return {Kind::fixed, dice.magnitude(1e-3, 1e3)};
     case 1:
@@ -38,6 +38,13 @@ oracle::Rule draw_wide_rule(Dice& dice) {
     case 2:
       return {Kind::ssmax, dice.magnitude(1e-2, 10)};
     case 3:
+      return {.kind = Kind::log_power,
+              .parameter = dice.chance(0.2) ? 0 : dice.magnitude(1e-2, 10),
+              .factor = dice.magnitude(1e-3, 1),
+              .exponent = dice.real(0, 3)};
+    case 4:
+      return {Kind::llama4, std::floor(dice.magnitude(1, 1e5)), dice.magnitude(1e-2, 10)};
+    case 5:
       return {Kind::target_entropy, dice.magnitude(1e-3, 10)};
     default:
       return {Kind::target_peak, dice.chance(0.5) ? dice.magnitude(1e-4, 1) : 1 - dice.magnitude(1e-4, 0.5)};

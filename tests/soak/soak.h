@@ -82,7 +82,7 @@ inline std::vector<std::int64_t> draw_side_sizes(Dice& dice, std::vector<std::in
 // Rules with parameters as they are used.
 inline oracle::Rule draw_rule(Dice& dice) {
   using Kind = Rule::Kind;
-  switch (dice.between(0, 7)) {
+  switch (dice.between(0, 9)) {
     case 0:
       return {Kind::none};
     case 1:
@@ -97,6 +97,13 @@ inline oracle::Rule draw_rule(Dice& dice) {
     case 5:
       return {Kind::ssmax, dice.real(0.2, 1)};
     case 6:
+      return {.kind = Kind::log_power,
+              .parameter = dice.real(0, 1),
+              .factor = dice.real(0.05, 0.5),
+              .exponent = dice.real(0, 1.5)};
+    case 7:
+      return {Kind::llama4, static_cast<double>(dice.between(1, 40)), dice.real(0.05, 0.5)};
+    case 8:
       return {Kind::target_entropy, dice.real(0.1, 2)};
     default:
       return {Kind::target_peak, dice.real(0.1, 0.95)};

@@ -1,7 +1,7 @@
 """whet for JAX: softmax and attention on CPUs, with a rule where one is named.
 
-`softmax` and `log_softmax` replace those of jax.nn, `attention` replaces jax.nn.dot_product_attention. All work under jit,
-vmap, grad, jvp, scan, checkpoint and shard_map.
+`softmax` and `log_softmax` replace those of jax.nn, `attention` replaces jax.nn.dot_product_attention;
+`linear_attention` has no counterpart there. All work under jit, vmap, grad, jvp, scan, checkpoint and shard_map.
 
 >>> import jax.numpy as jnp
 >>> from whet.jax import softmax
@@ -11,6 +11,7 @@ vmap, grad, jvp, scan, checkpoint and shard_map.
 """
 
 from whet.jax.attention import attention
+from whet.jax.linear_attention import linear_attention
 from whet.jax.rows import log_softmax, softmax
 
-__all__ = ["attention", "log_softmax", "softmax"]
+__all__ = ["attention", "linear_attention", "log_softmax", "softmax"]

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import jax
 import jax.numpy as jnp
 
+from whet._normalizers import ignores_sinks
 from whet.jax._ffi import beta_of
-from whet.jax.rows import below_max, beta_slope, weights_and_tangent
+from whet.jax.rows import beta_slope, measured_logits, weights_and_tangent
 from whet.rules import rule as rule_of
 
 if TYPE_CHECKING:
@@ -24,10 +25,12 @@ def attention_tangent(options: _Options, residuals: tuple[_Arrays, jax.Array],
     out_dtype = arrays.query.dtype
     arrays, along = jax.tree.map(lambda x: x.astype(saved.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x,
                                  (arrays, along))
+    arrays, along = _with_scaled_query(arrays, along)
     keys, groups = arrays.key.shape[1], arrays.query.shape[2] // max(arrays.key.shape[2], 1)
     logits, dlogits = _logits(options, arrays, along, groups)
     visible = jnp.broadcast_to(_visible(options, arrays), logits.shape) & (logits != -jnp.inf)
-    if arrays.sinks is not None:  # one more key, which rows that see no other ignore
+    if arrays.sinks is not None and not ignores_sinks(options.normalizer):
+        # One more key, which rows that see no other ignore.
         sinks, dsinks = arrays.sinks, along.get("sinks", jnp.zeros_like(arrays.sinks))
         seen = visible.any(-1, keepdims=True) & (sinks != -jnp.inf)[..., None, None]
         logits, dlogits = _with_last(logits, sinks[..., None, None]), _with_last(dlogits, dsinks[..., None, None])
@@ -35,7 +38,7 @@ def attention_tangent(options: _Options, residuals: tuple[_Arrays, jax.Array],
 
     # Weights are a function of u = beta x, and du = beta (dx + x dlnbeta).
     dlogits = jnp.where(visible, dlogits, 0)
-    y = below_max(logits, visible, -1)
+    y = measured_logits(logits, visible, -1, options.normalizer)
     if not options.hold_beta:
         count = jnp.sum(visible[..., :keys], -1, keepdims=True)  # beta of a row of one key is 1, whatever its sink
         slope = jnp.where(count <= 1, 0, _log_beta_gradients(options, logits, visible))
@@ -47,6 +50,19 @@ def attention_tangent(options: _Options, residuals: tuple[_Arrays, jax.Array],
     if "value" in along:
         out = out + _weighed(weights[..., :keys], along["value"], groups)
     return out.astype(out_dtype)
+
+
+def _with_scaled_query(arrays: _Arrays, along: dict[str, jax.Array]) -> tuple[_Arrays, dict[str, jax.Array]]:
+    """Without query_scale: as part of the query, where its tangent is one more."""
+    if arrays.query_scale is None:
+        return arrays, along
+    scale, rest = arrays.query_scale[..., None], {**along}
+    parts = [rest.pop("query") * scale] if "query" in rest else []
+    if "query_scale" in rest:
+        parts.append(arrays.query * rest.pop("query_scale")[..., None])
+    if parts:
+        rest["query"] = sum(parts[1:], parts[0])
+    return arrays._replace(query=arrays.query * scale, query_scale=None), rest
 
 
 def _logits(options: _Options, arrays: _Arrays, along: dict[str, jax.Array],

@@ -81,7 +81,7 @@ def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = No
         hold_beta: gradients count beta as a constant. By default they go through the rule, as in the published code.
         softcap: c tanh(x / c) before the bias; 0 or None: none.
         sinks: (N), one logit per head that takes weight and has no value.
-        query_scale: broadcast to (B, T, N), multiplies `query`, and has a gradient.
+        query_scale: broadcast to (B, T, N), multiplies scale, and has a gradient.
         query_starts, key_starts: integers 0, ..., T and 0, ..., S, as FlashAttention's cu_seqlens: sequences packed
             one after the other into a batch of one. Queries see the keys of their own sequence.
         return_stats: also return the whet.Stats of all rows, (B, T, N): float64 with jax_enable_x64, else rounded to
@@ -108,14 +108,12 @@ def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = No
     """
     query, key, value = array(query, "query"), array(key, "key"), array(value, "value")
     batched = query.ndim == 4
-    query, key, value = _four_axes(query=query, key=key, value=value)
-    _check_heads(query, key, value)
+    query, key, value = four_axes(query=query, key=key, value=value)
+    check_heads(query, key, value)
     if isinstance(scale, jax.Array):
         if scale.ndim > 0:
             raise ValueError(f"scale: its shape is {scale.shape}, must be a number")
         query, scale = (query * scale).astype(query.dtype), 1.0
-    if query_scale is not None:
-        query = _scaled(query, array(query_scale, "query_scale"))
     if implementation not in (None, "xla"):
         raise ValueError(f"implementation: is {implementation!r}, must be None or 'xla': whet.jax runs on CPUs")
 
@@ -123,9 +121,9 @@ def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = No
     logits = (batch, heads, queries, keys)
     arrays = _Arrays(
         query, key, value, _bias(bias, query.dtype, logits), _mask(mask, logits), _sinks(sinks, query.dtype, heads),
-        _lengths(query_seq_lengths, batch, "query_seq_lengths"),
-        _lengths(key_value_seq_lengths, batch, "key_value_seq_lengths"),
-        _starts(query_starts, "query_starts"), _starts(key_starts, "key_starts"))
+        lengths_of(query_seq_lengths, batch, "query_seq_lengths"),
+        lengths_of(key_value_seq_lengths, batch, "key_value_seq_lengths"),
+        _starts(query_starts, "query_starts"), _starts(key_starts, "key_starts"), _query_scale(query_scale, query))
     before, after = _window(local_window_size)
     return_stats, return_residual = flag(return_stats, "return_stats"), flag(return_residual, "return_residual")
     options = _Options(
@@ -161,9 +159,10 @@ class _Arrays(NamedTuple):
     key_lengths: Any
     query_starts: Any  # (1, sequences + 1), as sinks
     key_starts: Any
+    query_scale: Any  # three axes
 
 
-_DIFFERENTIABLE = ("query", "key", "value", "bias", "sinks")
+_DIFFERENTIABLE = ("query", "key", "value", "bias", "sinks", "query_scale")
 
 
 @jax.tree_util.register_static
@@ -252,7 +251,7 @@ def _call(options: _Options, arrays: _Arrays, save: bool) -> dict[str, jax.Array
 # ---- arguments
 
 
-def _four_axes(**arrays: jax.Array) -> list[jax.Array]:
+def four_axes(**arrays: jax.Array) -> list[jax.Array]:
     first = next(iter(arrays.values()))
     for name, given in arrays.items():
         if given.ndim not in (3, 4):
@@ -262,7 +261,7 @@ def _four_axes(**arrays: jax.Array) -> list[jax.Array]:
     return [with_axes(given, 4, name) for name, given in arrays.items()]
 
 
-def _check_heads(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
+def check_heads(query: jax.Array, key: jax.Array, value: jax.Array) -> None:
     check_float(query, "query")
     for name, given in (("key", key), ("value", value)):
         if given.dtype != query.dtype:
@@ -318,13 +317,18 @@ def _sinks(sinks: Any, dtype: Any, heads: int) -> jax.Array | None:
     return _side(sinks, dtype)[None]
 
 
-def _scaled(query: jax.Array, factor: jax.Array) -> jax.Array:
-    factor = with_axes(factor, query.ndim - 1, "query_scale")
+def _query_scale(factor: Any, query: jax.Array) -> jax.Array | None:
+    if factor is None:
+        return None
+    factor = array(factor, "query_scale")
+    if not jnp.issubdtype(factor.dtype, jnp.floating) and not jnp.issubdtype(factor.dtype, jnp.integer):
+        raise TypeError(f"query_scale: its dtype is {factor.dtype}, must be floats")
+    factor = with_axes(_side(factor, query.dtype), 3, "query_scale")
     check_broadcasts(factor, query.shape[:-1], "query_scale")
-    return (query * factor[..., None]).astype(query.dtype)
+    return factor
 
 
-def _lengths(lengths: Any, batch: int, name: str) -> jax.Array | None:
+def lengths_of(lengths: Any, batch: int, name: str) -> jax.Array | None:
     if lengths is None:
         return None
     lengths = array(lengths, name)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from whet import _core
 from whet._arguments import flag, integer
+from whet._normalizers import ignores_shifts, is_symmetric
 from whet.jax._ffi import (array, beta_of, call, check_bool, check_broadcasts, check_float, saved_type, stats_of,
                            stats_type, varying_alike, with_axes)
 from whet.jax._linear import linear_call
@@ -228,15 +229,30 @@ def _tangent(options: _Options, residuals: Any, dx: jax.Array) -> jax.Array:
     dx = jnp.where(visible_keys(x, where), dx, 0)
     if not options.beta_is_constant:
         along = jnp.sum(log_beta_gradient(options, residuals) * dx, options.axis, keepdims=True)
-        dx = dx + below_max(x, where, options.axis) * along
-    return _gradient(replace(options, hold_beta=True), residuals, dx)
+        dx = dx + measured_logits(x, where, options.axis, options.normalizer) * along
+    if is_symmetric(options.normalizer):
+        return _gradient(replace(options, hold_beta=True), residuals, dx)
+    beta = jnp.expand_dims(_beta(options, x, where)[0], options.axis)
+    return _softpick_tangent(beta * x, beta * dx, visible_keys(x, where), options.axis)
+
+
+def _softpick_tangent(s: jax.Array, ds: jax.Array, visible: jax.Array, axis: int) -> jax.Array:
+    """w = max(0, e^s - 1) / Z, Z = sum |e^s - 1|:  dw = ([s > 0] e^s ds - w sum sign(s) e^s ds) / Z"""
+    s = jnp.where(visible, s, 0)  # e^0 - 1 is 0
+    top = jnp.maximum(jnp.max(s, axis, keepdims=True, initial=0), 0)
+    e, one = jnp.exp(s - top), jnp.exp(-top)
+    z = jnp.sum(jnp.abs(e - one), axis, keepdims=True)
+    scale = jnp.where(z == 0, 0, 1 / jnp.where(z == 0, 1, z))
+    weights = jnp.maximum(0, e - one) * scale
+    slopes = e * ds * scale
+    return jnp.where(s > 0, slopes, 0) - weights * jnp.sum(jnp.sign(s) * slopes, axis, keepdims=True)
 
 
 def log_beta_gradient(options: _Options, residuals: Any) -> jax.Array:
-    """d ln beta / dx. With y = x - max, the gradients of <y, w> through beta and at a fixed beta differ by this times
-    <y, the latter>."""
+    """d ln beta / dx. With y = x - max, or x where the maximum matters, the gradients of <y, w> through beta and at a
+    fixed beta differ by this times <y, the latter>."""
     x, where, _ = residuals
-    y = below_max(x, where, options.axis)
+    y = measured_logits(x, where, options.axis, options.normalizer)
     through, held = (_gradient(replace(options, hold_beta=hold), residuals, y) for hold in (False, True))
     product = jnp.sum(held * y, options.axis, keepdims=True)
     return jnp.where(product == 0, 0, (through - held) / jnp.where(product == 0, 1, product))
@@ -258,6 +274,11 @@ def weights_and_tangent(x: jax.Array, dx: jax.Array, normalizer: str) -> tuple[j
 def visible_keys(x: jax.Array, where: jax.Array | None) -> jax.Array:
     visible = x != -jnp.inf
     return visible if where is None else visible & where
+
+
+def measured_logits(x: jax.Array, where: jax.Array | None, axis: int, normalizer: str) -> jax.Array:
+    """The logits from their maximum if the normalizer ignores what is added to all, 0 for hidden keys."""
+    return below_max(x, where, axis) if ignores_shifts(normalizer) else jnp.where(visible_keys(x, where), x, 0)
 
 
 def below_max(x: jax.Array, where: jax.Array | None, axis: int) -> jax.Array:

@@ -9,13 +9,16 @@
 >>> out = attention(q, k, v, is_causal=True, rule="paper")
 
 `attention` has the signature of torch.nn.functional.scaled_dot_product_attention, plus keywords. Both functions train,
-compile, export and vmap, and have forward mode. Tensors on the CPU only. Nothing changes until a rule is named.
+compile, export and vmap, and have forward mode; `linear_attention` all but the last. Tensors on the CPU only. Nothing
+changes until a rule is named.
 """
 
 from whet.attention import Extras
 from whet.stats import Stats
 from whet.torch.attention import attention
-from whet.torch.modules import MultiheadAttention, Softmax
+from whet.torch.linear_attention import linear_attention
+from whet.torch.modules import LengthScale, MultiheadAttention, Softmax
 from whet.torch.rows import log_softmax, softmax
 
-__all__ = ["Extras", "MultiheadAttention", "Softmax", "Stats", "attention", "log_softmax", "softmax"]
+__all__ = ["Extras", "LengthScale", "MultiheadAttention", "Softmax", "Stats", "attention", "linear_attention",
+           "log_softmax", "softmax"]

@@ -40,6 +40,7 @@ class Operands(NamedTuple):
     query_starts: Any = None
     key_starts: Any = None
     dropout_seed: Any = None  # int64, one element: a tensor, so that compiled programs draw another every time
+    query_scale: Any = None  # floats, three axes, broadcast to (B, H, N); last, where programs exported before lack it
 
 
 class Gradients(NamedTuple):
@@ -50,10 +51,12 @@ class Gradients(NamedTuple):
     value: Any = False
     bias: Any = False
     sinks: Any = False
+    query_scale: Any = False
 
 
 _OPERANDS = ("Tensor query, Tensor key, Tensor value, Tensor? mask=None, Tensor? bias=None, Tensor? sinks=None, "
-             "Tensor? lengths=None, Tensor? query_starts=None, Tensor? key_starts=None, Tensor? dropout_seed=None")
+             "Tensor? lengths=None, Tensor? query_starts=None, Tensor? key_starts=None, Tensor? dropout_seed=None, "
+             "Tensor? query_scale=None")
 _OPTIONS = ('str rule="none", str normalizer="softmax", float? scale=None, bool causal=False, str align="start", '
             "SymInt window_left=-1, SymInt window_right=-1, float softcap=0.0, bool hold_beta=False, float dropout=0.0")
 
@@ -62,7 +65,7 @@ define("whet::attention", f"({_OPERANDS}, *, bool with_stats=False, {_OPTIONS}, 
 
 # `wanted` are Gradients; those that aren't have no elements.
 define("whet::attention_backward", f"(Tensor dout, Tensor? saved, {_OPERANDS}, *, bool[] wanted, {_OPTIONS}) -> "
-       "(Tensor, Tensor, Tensor, Tensor, Tensor)")
+       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
 
 # weights (R, M), top_keys and top_weights (B, H, N, top_k), column_sums (B, H, M); no elements where not asked for.
 define("whet::attention_outputs", f"(Tensor? weight_rows, {_OPERANDS}, *, SymInt top_k=0, bool column_sums=False, "
@@ -79,13 +82,13 @@ def forward(operands: Operands, outputs: dict[str, Any], *, hold_beta: bool = Fa
 
 def _sides(operands: Operands) -> dict[str, Any]:
     """All but query, key and value, as the extension takes them."""
-    sides = {name: by_address(tensor) for name, tensor in zip(_SIDES, operands[3:-1]) if tensor is not None}
+    sides = {name: by_address(tensor) for name, tensor in zip(_SIDES, operands[3:]) if tensor is not None}
     if operands.dropout_seed is not None:
         sides["dropout_seed"] = operands.dropout_seed.item()
     return sides
 
 
-_SIDES = Operands._fields[3:-1]
+_SIDES = Operands._fields[3:]
 
 
 def _with_rules(options: dict[str, Any]) -> dict[str, Any]:
@@ -95,10 +98,10 @@ def _with_rules(options: dict[str, Any]) -> dict[str, Any]:
 
 def _output(query: Tensor, value: Tensor) -> Tensor:
     batch, heads, rows, _ = query.shape
-    return _heads_inside((batch, heads, rows, value.shape[3]), query)
+    return heads_inside((batch, heads, rows, value.shape[3]), query)
 
 
-def _heads_inside(shape: Sequence[int], like: Tensor) -> Tensor:
+def heads_inside(shape: Sequence[int], like: Tensor) -> Tensor:
     """An empty (B, H, N, E) that lies as (B, N, H, E), as models split and join heads: joining copies nothing."""
     batch, heads, rows, size = shape
     return like.new_empty_strided((batch, heads, rows, size), (rows * heads * size, size, heads * size, 1))
@@ -183,7 +186,8 @@ def _attention_backward(dout: Tensor, saved: Tensor | None, *operands: Tensor | 
                         **options: Any) -> tuple[Tensor, ...]:
     given, saved = _integers_contiguous(Operands(*operands)), if_any(saved)
     gradients = _empty_gradients(given, wanted)
-    names = Gradients(query="dq", key="dk", value="dv", bias="dbias", sinks="dsinks")
+    names = Gradients(query="dq", key="dk", value="dv", bias="dbias", sinks="dsinks",
+                      query_scale="dquery_scale")
     written = {name: by_address(gradient) for name, gradient, want in zip(names, gradients, wanted) if want}
     call(_core.attention_backward, _NAMES, by_address(given.query), by_address(given.key), by_address(given.value),
          by_address(dout), **by_addresses(saved=saved), **written, **_sides(given), **_with_rules(options))
@@ -208,7 +212,7 @@ def _empty_gradients(operands: Operands, wanted: Sequence[bool]) -> Gradients:
             return operands.query.new_empty(0)
         given: Tensor = getattr(operands, name)
         if name in ("query", "key", "value"):
-            return _heads_inside(given.shape, given)
+            return heads_inside(given.shape, given)
         return torch.empty_like(given, memory_format=torch.contiguous_format)
 
     return Gradients(*(empty(name, want) for name, want in zip(Gradients._fields, wanted)))
@@ -222,11 +226,11 @@ def _attention_backward_mapped(info: Any, in_dims: tuple[Any, ...], dout: Tensor
                                *operands: Tensor | None, **options: Any) -> Any:
     dout_axis, saved_axis, *axes_of_operands = in_dims
     given, axes, wanted = Operands(*operands), Operands(*axes_of_operands), Gradients(*options["wanted"])
-    if wanted.bias or wanted.sinks or _are_shared(given, axes):
+    if wanted.bias or wanted.sinks or wanted.query_scale or _are_shared(given, axes):
         return one_by_one(attention_backward, info.batch_size, (dout_axis, saved_axis, *axes), (dout, saved, *given),
                           options)
-    size, batch = info.batch_size, _batch_of(given.query, axes.query)
-    results = attention_backward(_folded(dout, dout_axis, size, batch), _folded(saved, saved_axis, size, batch),
+    size, batch = info.batch_size, batch_of(given.query, axes.query)
+    results = attention_backward(folded(dout, dout_axis, size, batch), folded(saved, saved_axis, size, batch),
                                  *_all_folded(size, axes, given), **options)
     unfolded = (result.unflatten(0, (size, -1)) if want else result for result, want in zip(results, wanted))
     return tuple(unfolded), tuple(0 if want else None for want in wanted)
@@ -235,7 +239,7 @@ def _attention_backward_mapped(info: Any, in_dims: tuple[Any, ...], dout: Tensor
 # ---- vmap
 
 
-def _batch_of(query: Tensor, axis: int | None) -> int:
+def batch_of(query: Tensor, axis: int | None) -> int:
     return query.shape[0] if axis is None else query.movedim(axis, 0).shape[1]
 
 
@@ -246,17 +250,17 @@ def _are_shared(given: Operands, axes: Operands) -> bool:
 
 def _all_folded(size: int, axes: Operands, given: Operands) -> Operands:
     """With the mapped axis folded into the batch; sinks, which all share, as they are."""
-    batch = _batch_of(given.query, axes.query)
-    folded = Operands(*(_folded(tensor, axis, size, batch) for tensor, axis in zip(given, axes)))
-    return folded._replace(sinks=given.sinks)
+    batch = batch_of(given.query, axes.query)
+    operands = Operands(*(folded(tensor, axis, size, batch) for tensor, axis in zip(given, axes)))
+    return operands._replace(sinks=given.sinks)
 
 
-def _folded(tensor: Tensor | None, axis: int | None, size: int, batch: int) -> Any:
+def folded(tensor: Tensor | None, axis: int | None, size: int, batch: int) -> Any:
     """The mapped axis and the batch as one axis."""
     mapped = mapped_first(tensor, axis, size)
     if mapped is None or mapped.dim() < 2:
         return mapped
-    if mapped.dim() == 5 and mapped.shape[1] != batch:  # a mask or bias that all of the batch share
+    if mapped.dim() >= 4 and mapped.shape[1] != batch:  # a mask, bias or query_scale that all of the batch share
         mapped = mapped.expand(size, batch, *mapped.shape[2:])
     return mapped.flatten(0, 1).contiguous() if mapped.dim() == 2 else mapped.flatten(0, 1)
 

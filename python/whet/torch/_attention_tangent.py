@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from whet._normalizers import ignores_sinks, is_symmetric
 from whet.rules import rule as rule_of
-from whet.torch._rows_operators import below_max, log_beta_gradient, softmax, softmax_backward
+from whet.torch._rows_operators import log_beta_gradient, measured_logits, softmax, softmax_backward
 from whet.torch._tensors import BETA
 
 if TYPE_CHECKING:
@@ -21,17 +22,21 @@ def attention_tangent(given: Operands, along: Operands, saved: Tensor, *, rule: 
     """The derivative of the output along tangents of the operands, each None where there is none."""
     if given.dropout_seed is not None:
         raise ValueError("dropout_p: must be 0 in forward mode, which can't tell which weights were dropped")
+    if not is_symmetric(normalizer):
+        raise ValueError(f"normalizer: {normalizer} can't be differentiated in forward mode")
     dtype = given.query.dtype
     given, along = (type(given)(*map(_in_arithmetic, tensors)) for tensors in (given, along))
+    given, along = _with_scaled_query(given, along)
     groups = given.query.shape[1] // max(given.key.shape[1], 1)
     logits, dlogits = _logits(given, along, groups, **options)
     visible = visible_keys(given, **options).expand(logits.shape)
-    logits, dlogits, visible = _with_sinks(logits, dlogits, visible, given.sinks, along.sinks)
+    if not ignores_sinks(normalizer):
+        logits, dlogits, visible = _with_sinks(logits, dlogits, visible, given.sinks, along.sinks)
     dlogits = dlogits.masked_fill(~visible, 0.0)
 
     # Weights are a function of u = beta x, and du = beta (dx + x dlnbeta).
     beta, keys = saved[..., BETA : BETA + 1].to(logits.dtype), given.key.shape[2]
-    y = below_max(logits, visible, 3)
+    y = measured_logits(logits, visible, 3, normalizer)
     if not hold_beta:
         slope = _log_beta_gradients(logits, visible, rule.split(";"), normalizer)
         slope = slope.masked_fill(visible[..., :keys].sum(-1, keepdim=True) <= 1, 0.0)
@@ -49,6 +54,19 @@ def attention_tangent(given: Operands, along: Operands, saved: Tensor, *, rule: 
 def _in_arithmetic(tensor: Tensor | None) -> Tensor | None:
     """16 bits as float32."""
     return tensor.float() if tensor is not None and tensor.dtype in (torch.bfloat16, torch.float16) else tensor
+
+
+def _with_scaled_query(given: Operands, along: Operands) -> tuple[Operands, Operands]:
+    """Without query_scale: as part of the query, where its tangent is one more."""
+    if given.query_scale is None:
+        return given, along
+    scale, parts = given.query_scale.unsqueeze(-1), []
+    if along.query is not None:
+        parts.append(along.query * scale)
+    if along.query_scale is not None:
+        parts.append(given.query * along.query_scale.unsqueeze(-1))
+    return (given._replace(query=given.query * scale, query_scale=None),
+            along._replace(query=sum(parts) if parts else None, query_scale=None))
 
 
 def _logits(given: Operands, along: Operands, groups: int, scale: float | None = None, softcap: float = 0.0,

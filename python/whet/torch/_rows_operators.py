@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from whet import _core
+from whet._normalizers import ignores_shifts, is_symmetric
 from whet.rules import rule as rule_of
 from whet.torch._operators import define, of_backward, recorded, register, transformed
 from whet.torch._tensors import (by_address, by_addresses, call, if_any, mapped_first, saved_buffer, skips_dispatcher,
@@ -116,20 +117,22 @@ def tangent_of_weights(tangent: Tensor, input: Tensor, where: Tensor | None, sav
     symmetric, since the weights are themselves the gradient of a function of the logits: the derivative along a
     direction is what backward gives for it.
     """
+    if not is_symmetric(options.get("normalizer", "softmax")):
+        raise ValueError(f"normalizer: {options['normalizer']} can't be differentiated in forward mode")
     if input.dtype in (torch.bfloat16, torch.float16):  # in the type of the arithmetic, since differences are taken
         wide = tangent_of_weights(tangent.float(), input.float(), where, saved, hold_beta=hold_beta, **options)
         return wide.to(input.dtype)
     tangent = tangent.masked_fill(hidden_keys(input, where), 0.0)
     if not hold_beta and rule_of(options["rule"]).adaptive:
         along = (log_beta_gradient(input, where, saved, **options) * tangent).sum(options["dim"], keepdim=True)
-        tangent = tangent + below_max(input, where, options["dim"]) * along
+        tangent = tangent + measured_logits(input, where, options["dim"], options.get("normalizer", "softmax")) * along
     return softmax_backward(tangent, input, where, saved, hold_beta=True, **options)
 
 
 def log_beta_gradient(input: Tensor, where: Tensor | None, saved: Tensor | None, **options: Any) -> Tensor:
-    """d ln beta / dx. With y = x - max, the gradients of <y, w> through beta and at a fixed beta differ by this times
-    <y, the latter>."""
-    y = below_max(input, where, options["dim"])
+    """d ln beta / dx. With y = x - max, or x where the maximum matters, the gradients of <y, w> through beta and at a
+    fixed beta differ by this times <y, the latter>."""
+    y = measured_logits(input, where, options["dim"], options.get("normalizer", "softmax"))
     held = softmax_backward(y, input, where, saved, hold_beta=True, **options)
     through = softmax_backward(y, input, where, saved, **options)
     product = (held * y).sum(options["dim"], keepdim=True)
@@ -139,6 +142,13 @@ def log_beta_gradient(input: Tensor, where: Tensor | None, saved: Tensor | None,
 def hidden_keys(input: Tensor, where: Tensor | None) -> Tensor:
     hidden = input == -torch.inf
     return hidden if where is None else hidden | ~where
+
+
+def measured_logits(input: Tensor, where: Tensor | None, dim: int, normalizer: str) -> Tensor:
+    """The logits from their maximum if the normalizer ignores what is added to all, 0 for hidden keys."""
+    if ignores_shifts(normalizer):
+        return below_max(input, where, dim)
+    return input.masked_fill(hidden_keys(input, where), 0.0)
 
 
 def below_max(input: Tensor, where: Tensor | None, dim: int) -> Tensor:

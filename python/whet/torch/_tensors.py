@@ -45,7 +45,7 @@ def by_addresses(**tensors: Tensor | None) -> dict[str, tuple[Any, ...]]:
 
 def call(function: Callable[..., None], names: Mapping[str, str], *arguments: Any, **options: Any) -> None:
     """Calls into the extension, on as many threads as torch's operators use."""
-    try:
+    try:  # as _arguments.call does: a small call feels its options packed once more
         function(*arguments, openmp_threads=torch.get_num_threads(), **options)
     except (TypeError, ValueError) as error:
         raise renamed(error, names) from None

@@ -89,7 +89,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
         lengths: integers, one per batch entry or one per row: only the first keys exist.
         query_starts, key_starts: integers 0, ..., N and 0, ..., M, as FlashAttention's cu_seqlens: sequences packed
             one after the other into a batch of one. Queries see the keys of their own sequence.
-        query_scale: broadcast to (..., H, N), multiplies `query`, and has a gradient.
+        query_scale: broadcast to (..., H, N), multiplies scale, and has a gradient.
         hold_beta: gradients count beta as a constant. By default they go through the rule, as in the published code.
         return_stats: also return the Stats of all rows, (..., H, N).
         weight_rows: (R, 3) integers, batch, head, query of rows: also return their weights.
@@ -122,14 +122,11 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
             normalizer=normalizer, softcap=softcap, sinks=sinks, window=window, align=align, lengths=lengths,
             query_starts=query_starts, key_starts=key_starts, query_scale=query_scale, hold_beta=hold_beta,
             return_stats=return_stats, weight_rows=weight_rows, top_k=top_k, column_sums=column_sums)
-    _check_matrices(query=query, key=key, value=value)
+    check_matrices(query=query, key=key, value=value)
     if isinstance(scale, Tensor):
         query, scale = query * _factor(scale), 1.0
-    if query_scale is not None:
-        check(query_scale, "query_scale")
-        query = _scaled(query, query_scale)
     axes = max(query.dim(), key.dim(), value.dim())
-    query, key, value, batch = _four_axes(query, key, value, flag(enable_gqa, "enable_gqa"))
+    query, key, value, batch = four_axes(query, key, value, flag(enable_gqa, "enable_gqa"))
     mask = bias = None
     if attn_mask is not None:
         check_mask(attn_mask, "attn_mask", (torch.bool, *FLOATS))
@@ -137,16 +134,20 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
         mask, bias = (attn_mask, None) if attn_mask.dtype == torch.bool else (None, attn_mask)
     if sinks is not None:
         check(sinks, "sinks")
-    operands = Operands(query, key, value, mask, bias, sinks, _integers(lengths, "lengths"),
-                        _integers(query_starts, "query_starts"), _integers(key_starts, "key_starts"))
+    if query_scale is not None:
+        check(query_scale, "query_scale")
+        query_scale = _row_factors(query_scale, batch, query.shape[:3])
+    operands = Operands(query, key, value, mask, bias, sinks, integers(lengths, "lengths"),
+                        integers(query_starts, "query_starts"), integers(key_starts, "key_starts"),
+                        query_scale=query_scale)
     outputs = Outputs(_row_indices(weight_rows), count(top_k, "top_k"), flag(column_sums, "column_sums"))
     out, stats, extras = attend(operands, outputs, return_stats=flag(return_stats, "return_stats"), rule=rule,
                                 normalizer=normalizer, scale=scale, causal=flag(is_causal, "is_causal"), align=align,
                                 window=window, softcap=softcap, hold_beta=flag(hold_beta, "hold_beta"),
                                 dropout=_probability(dropout_p))
     if axes != 4 or len(batch) != 1:
-        out, stats = (_with_batch(result, batch, axes) for result in (out, stats))
-        extras = {name: extra if name == "weights" else _with_batch(extra, batch, axes)
+        out, stats = (with_batch(result, batch, axes) for result in (out, stats))
+        extras = {name: extra if name == "weights" else with_batch(extra, batch, axes)
                   for name, extra in extras.items()}
     results = (out, Stats(*stats.unbind(-1))) if return_stats else (out,)
     if extras:
@@ -172,8 +173,10 @@ def attend(operands: Operands, outputs: Outputs = _NO_OUTPUTS, *, return_stats: 
     """Attention over tensors of four axes, with a mask and a bias: the output, a buffer of stats or None, and the
     optional outputs by name."""
     if torch.is_autocast_enabled("cpu"):
-        operands = operands._replace(**{name: _autocast(getattr(operands, name))
+        operands = operands._replace(**{name: autocast(getattr(operands, name))
                                         for name in ("query", "key", "value", "bias")})
+    if operands.query_scale is not None:
+        operands = operands._replace(query_scale=_side_dtype(operands.query_scale, operands.query.dtype))
     if dropout > 0:
         operands = operands._replace(dropout_seed=torch.randint(2**63 - 1, (1,)))
     values = (_rules(rule, operands.query.shape[1]), normalizer, None if scale is None else _number(scale, "scale"),
@@ -193,7 +196,8 @@ def attend(operands: Operands, outputs: Outputs = _NO_OUTPUTS, *, return_stats: 
             written |= _attention_operators.written(buffers, weight_rows, top_k)
         return _attention_operators.forward(operands, written, **options), stats, buffers
     check_device(query=operands.query, key=operands.key, value=operands.value, sinks=operands.sinks,
-                 attn_mask=operands.mask if operands.bias is None else operands.bias, lengths=operands.lengths)
+                 attn_mask=operands.mask if operands.bias is None else operands.bias, lengths=operands.lengths,
+                 query_scale=operands.query_scale)
     with_saved = transforming() or wants_gradient(operands)
     out, stats, _ = _attention_operators.attention(*operands, with_stats=return_stats, with_saved=with_saved, **options)
     extras = {}
@@ -218,7 +222,7 @@ def _rules(rule: RuleLike | Sequence[RuleLike], heads: int) -> str:
     return ";".join(with_file_read(name) for name in names)
 
 
-def _check_matrices(**tensors: Tensor) -> None:
+def check_matrices(**tensors: Tensor) -> None:
     for name, tensor in tensors.items():
         check(tensor, name)
         if tensor.dim() < 2:
@@ -230,7 +234,7 @@ def _causal(bias: Any, query: Tensor, key: Tensor, is_causal: bool, align: str, 
     """A CausalBias as attn_mask, is_causal and align; as a mask where window or lengths count from another end."""
     if is_causal:
         raise ValueError("is_causal: is True, must be False if attn_mask is a CausalBias, as in torch")
-    _check_matrices(query=query, key=key)
+    check_matrices(query=query, key=key)
     sizes = query.shape[-2], key.shape[-2]
     if (bias.seq_len_q, bias.seq_len_kv) != sizes:
         raise ValueError(f"attn_mask: is a CausalBias for {bias.seq_len_q} queries and {bias.seq_len_kv} keys, must be "
@@ -242,7 +246,7 @@ def _causal(bias: Any, query: Tensor, key: Tensor, is_causal: bool, align: str, 
     return torch.ones(sizes, dtype=torch.bool, device=query.device).tril(offset), False, align
 
 
-def _integers(values: Any, name: str) -> Any:
+def integers(values: Any, name: str) -> Any:
     """A tensor or list of integers as the operators take them, in one axis; None stays None."""
     return None if values is None else _tensor(values, name).to(torch.int64).reshape(-1).contiguous()
 
@@ -267,12 +271,23 @@ def _tensor(values: Any, name: str) -> Tensor:
     return values
 
 
-def _scaled(query: Tensor, factor: Tensor) -> Tensor:
+def _row_factors(factor: Tensor, batch: tuple[int, ...], rows: Sequence[int]) -> Tensor:
+    """query_scale with three axes, still broadcast where it was; `rows` is (B, H, N)."""
+    sides = factor[(None,) * (3 - factor.dim())] if factor.dim() < 3 else factor
+    each_or_one = sides.dim() == 3 and all(size in (1, whole) for size, whole in zip(sides.shape, rows))
+    if each_or_one and (len(batch) == 1 or sides.shape[0] == 1):
+        return sides
+    whole = (*batch, *rows[1:])
     try:
-        return (query * factor.unsqueeze(-1)).to(query.dtype)
+        return factor.expand(whole).reshape(*rows)
     except RuntimeError:
         raise ValueError(f"query_scale: its shape is {tuple(factor.shape)}, must broadcast to that of query without "
-                         f"its last dimension, {tuple(query.shape[:-1])}") from None
+                         f"its last dimension, {whole}") from None
+
+
+def _side_dtype(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """In the dtype of the queries or, if it has another, that of the arithmetic."""
+    return tensor if tensor.dtype == dtype else tensor.to(torch.float64 if dtype == torch.float64 else torch.float32)
 
 
 def _factor(scale: Tensor) -> Tensor:
@@ -284,14 +299,14 @@ def _factor(scale: Tensor) -> Tensor:
     return scale
 
 
-def _autocast(tensor: Tensor | None) -> Any:
+def autocast(tensor: Tensor | None) -> Any:
     """What torch's autocast does with the arguments of scaled_dot_product_attention."""
     if tensor is None or tensor.dtype in (torch.bool, torch.float64):
         return tensor
     return tensor.to(torch.get_autocast_dtype("cpu"))
 
 
-def _four_axes(query: Tensor, key: Tensor, value: Tensor,
+def four_axes(query: Tensor, key: Tensor, value: Tensor,
                grouped: bool) -> tuple[Tensor, Tensor, Tensor, tuple[int, ...]]:
     """The three as (B, heads, rows, size), and the dimensions that B stands for. Views where that can be."""
     if query.dim() == key.dim() == value.dim() == 4:
@@ -331,7 +346,7 @@ def _one_batch(tensor: Tensor, batch: tuple[int, ...], heads: int | None) -> Ten
     return tensor.expand(*batch, *size).reshape(math.prod(batch), *size)
 
 
-def _with_batch(result: Tensor | None, batch: tuple[int, ...], axes: int) -> Any:
+def with_batch(result: Tensor | None, batch: tuple[int, ...], axes: int) -> Any:
     """The leading dimensions that the caller gave, instead of one."""
     if result is None:
         return None

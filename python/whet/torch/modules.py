@@ -1,7 +1,8 @@
-"""Modules: torch.nn.Softmax and torch.nn.MultiheadAttention with a rule."""
+"""Modules: torch.nn.Softmax and torch.nn.MultiheadAttention with a rule, and a scale of queries that is learned."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -176,6 +177,90 @@ class MultiheadAttention(nn.MultiheadAttention):
     def extra_repr(self) -> str:
         chosen = _rule_repr(self.rule, self.normalizer)
         return f"{self.embed_dim}, {self.num_heads}, batch_first={self.batch_first}, {chosen}"
+
+
+class LengthScale(nn.Module):
+    """A scale of queries, learned per head, as a function of how many keys n each query sees.
+
+    ============= ============================ =====================================================
+    kind          scale                        learned
+    ============= ============================ =====================================================
+    ``log-power`` delta + beta (ln n)^gamma    ``delta``, ``beta``, ``gamma``, as in ASEntmax
+    ``ssmax``     s ln n                       ``s``
+    ============= ============================ =====================================================
+
+    These are the rules of the same names (see whet.rules) with parameters that have gradients. As with them, queries
+    that see one key or none have the scale 1. A rule multiplies whole logits, a scale of queries only what the
+    products with keys give: where there is a soft-cap, a bias or a sink, the two differ.
+
+    Args:
+        heads: how many heads.
+        kind: ``log-power`` or ``ssmax``.
+        init: what all heads start from, in the order of the table. Default: 1, 0, 1 for log-power, so that the scale
+            is 1 before training; 1 / ln 1024 for ssmax, so that it is 1 for a query that sees 1,024 keys.
+        device, dtype: of the parameters.
+
+    >>> import torch
+    >>> from whet.torch import LengthScale, attention
+    >>> scale = LengthScale(4)
+    >>> q, k, v = torch.randn(3, 2, 4, 10, 16).unbind()  # (B, heads, N, size)
+    >>> n = torch.arange(1, 11)                          # under a causal mask, query i sees i + 1 keys
+    >>> out = attention(q * scale(n)[..., None], k, v, is_causal=True)
+    >>> torch.equal(out, attention(q, k, v, is_causal=True, query_scale=scale(n)))
+    True
+    """
+
+    def __init__(self, heads: int, kind: str = "log-power", *, init: float | Sequence[float] | None = None,
+                 device: Any = None, dtype: Any = None) -> None:
+        super().__init__()
+        if kind not in _LEARNED:
+            raise ValueError(f"kind: is {kind!r}, must be one of {', '.join(_LEARNED)}")
+        names = _LEARNED[kind]
+        if init is None:
+            init = tuple(names.values())
+        self.init = tuple(init) if isinstance(init, Sequence) else (init,)
+        if len(self.init) != len(names):
+            raise ValueError(f"init: {len(self.init)} given, must be {len(names)} for {kind}: {', '.join(names)}")
+        self.heads = heads
+        self.kind = kind
+        for name in names:
+            self.register_parameter(name, nn.Parameter(torch.empty(heads, device=device, dtype=dtype)))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        for name, value in zip(_LEARNED[self.kind], self.init):
+            nn.init.constant_(getattr(self, name), value)
+
+    def forward(self, n: Tensor) -> Tensor:
+        """The scale of each head and query.
+
+        Args:
+            n: (N) or (B, N), how many keys each query sees.
+
+        Returns:
+            (heads, N) or (B, heads, N), in the dtype of the parameters.
+        """
+        if n.dim() == 0:
+            raise ValueError("n: has no dimensions, must be (N) or (B, N)")
+        parameters = [getattr(self, name).unsqueeze(-1) for name in _LEARNED[self.kind]]
+        dtype = parameters[0].dtype
+        n = n.unsqueeze(-2)
+        # Of 2 and more only, also where it isn't used: a power of ln 1 = 0 may have no finite gradient. A count has no
+        # exact value in 16 bits.
+        log = n.clamp(min=2).to(torch.promote_types(dtype, torch.float32)).log()
+        if self.kind == "ssmax":
+            scale = parameters[0] * log
+        else:
+            delta, beta, gamma = parameters
+            scale = delta + beta * log**gamma
+        return torch.where(n > 1, scale, 1.0).to(dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.heads}, kind={self.kind!r}"
+
+
+# What is learned by each kind of LengthScale, with its initial value.
+_LEARNED = {"log-power": {"delta": 1.0, "beta": 0.0, "gamma": 1.0}, "ssmax": {"s": 1 / math.log(1024)}}
 
 
 def _first(x: Tensor | None) -> Any:

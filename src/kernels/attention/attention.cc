@@ -187,8 +187,19 @@ std::size_t attention_workspace(ConstView q, ConstView k, ConstView v, const Att
   return kernels::total_bytes(run) + kernels::Arena::kLine;
 }
 
+namespace {
+
+// One exchange of maximum and beta must be enough to weigh the keys of a shard.
+void check_merges_shards(const Normalizer& normalizer) {
+  if (kernels::entry_of(normalizer).merges_shards) return;
+  core::fail("normalizer", "is " + normalizer.name() + ", which can't be merged from shards of keys");
+}
+
+}  // namespace
+
 void shard_states(ConstView q, ConstView k, const Shard& shard, std::span<RowState> out,
                   const AttentionOptions& options, const Execution& execution) {
+  check_merges_shards(options.normalizer);
   kernels::AttentionRun run{.job = core::shard_job(q, k, {}, {}, shard, options, execution),
                             .pass = kernels::Pass::states,
                             .states = out};
@@ -199,6 +210,7 @@ void shard_states(ConstView q, ConstView k, const Shard& shard, std::span<RowSta
 
 void shard_sums(ConstView q, ConstView k, const Shard& shard, std::span<const RowScale> rows,
                 std::span<RowSums> out, const AttentionOptions& options, const Execution& execution) {
+  check_merges_shards(options.normalizer);
   kernels::AttentionRun run{.job = core::shard_job(q, k, {}, {}, shard, options, execution),
                             .pass = kernels::Pass::sums,
                             .scales = rows,
@@ -213,6 +225,7 @@ void shard_sums(ConstView q, ConstView k, const Shard& shard, std::span<const Ro
 void shard_attention(ConstView q, ConstView k, ConstView v, const Shard& shard,
                      std::span<const RowScale> rows, View out, std::span<double> mass,
                      const AttentionOptions& options, const Execution& execution) {
+  check_merges_shards(options.normalizer);
   kernels::AttentionRun run{.job = core::shard_job(q, k, v, out, shard, options, execution),
                             .pass = kernels::Pass::shard,
                             .scales = rows,

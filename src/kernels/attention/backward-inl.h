@@ -8,6 +8,7 @@
 //       dx                    of  w = normalizer(beta x)    with respect to x: row by row (BackwardRow in
 //                             row/row-inl.h); then x becomes w, and g becomes dx
 //       dq  = dx K            of  x = q K^T                 with respect to q; scaled as q was
+//       dquery_scale          of  x = scale query_scale <q, k> with respect to query_scale: scale <dx K, q>
 //       dv += w^T dout        of  out = w V                 with respect to V
 //       dk += dx^T q          of  x = q K^T                 with respect to K
 //     add the parts of the unit, in order; store dk and dv
@@ -87,8 +88,9 @@ HWY_INLINE void BlockProduct(const BackwardBlock<T>& block, const T* a, std::int
 template <typename T>
 HWY_INLINE SavedRow SavedOf(const BackwardRun& run, std::int64_t row, const RowInput<T>& input,
                             const Rule& rule) {
-  if (run.reads_saved) return LoadSaved<T>(run.job.saved, row);
-  return FunctionsOf<T>(run.job.options.normalizer).save(input, rule);
+  const RowFunctions<T>& functions = FunctionsOf<T>(run.job.options.normalizer);
+  return run.reads_saved ? LoadSaved<T>(run.job.saved, functions.saves_threshold, row)
+                         : functions.save(input, rule);
 }
 
 // dbias of a row: its dx, added in the place the bias has.
@@ -242,6 +244,27 @@ HWY_NOINLINE void VisibleProducts(const BackwardBlock<T>& block) {
   }
 }
 
+// dquery_scale of each row, while dq is still dx K: once dq is multiplied by query_scale, a scale of 0 would
+// leave nothing to divide. Elements of 0 count as 0 whatever q holds there, as a row that sees nothing must
+// not look at its query.
+template <typename T>
+HWY_INLINE void BlockQueryScales(const BackwardBlock<T>& block) {
+  const core::AttentionJob& job = block.run.job;
+  if (job.dquery_scale.data == nullptr) return;
+  const std::int64_t size = job.shape.key_size, batch = block.unit.sequence.batch;
+  for (std::int64_t row = 0; row < block.rows; ++row) {
+    const std::int64_t unit_row = block.first_row + row;
+    const std::int64_t head = block.unit.head(unit_row), query = block.unit.query(unit_row);
+    const T* dq = block.scratch.dq + row * block.run.key_size();
+    const T* q = VectorOf(job.q, batch, head, query, size, block.scratch.tile);
+    double sum = 0;
+    for (std::int64_t i = 0; i < size; ++i) {
+      if (dq[i] != T(0)) sum += static_cast<double>(dq[i]) * static_cast<double>(q[i]);
+    }
+    block.scratch.dquery_scale[job.row(batch, head, query)] = job.scale * sum;
+  }
+}
+
 template <typename T>
 HWY_INLINE void StoreQueries(const BackwardBlock<T>& block) {
   const core::AttentionJob& job = block.run.job;
@@ -286,7 +309,7 @@ HWY_NOINLINE void RunBackwardBlock(BackwardBlock<T>& block, bool nonfinite) {
   if (nonfinite) {
     VisibleProducts(block);
   } else {
-    if (run.job.dq.data != nullptr) BlockQueries(block);
+    if (run.needs_dq()) BlockQueries(block);
     if (run.job.dv.data != nullptr) {
       BlockKeys(block, static_cast<const T*>(scratch.x), static_cast<const T*>(scratch.dout),
                 shape.value_size, e_wide, scratch.dv);
@@ -296,6 +319,7 @@ HWY_NOINLINE void RunBackwardBlock(BackwardBlock<T>& block, bool nonfinite) {
                 d_wide, scratch.dk);
     }
   }
+  BlockQueryScales(block);
   StoreQueries(block);
 }
 

@@ -144,6 +144,24 @@ void store_sinks(const BackwardRun& run, const BackwardSteps& steps) {
   }
 }
 
+// Rows that share an element of query_scale are added by one thread, in order.
+void store_query_scale(const BackwardRun& run, const BackwardSteps& steps, const Dims& sizes) {
+  const core::AttentionJob& job = run.job;
+  if (job.dquery_scale.data == nullptr) return;
+  const double* rows = job.shape.wide() ? backward_shared_of<double>(run).dquery_scale
+                                        : backward_shared_of<float>(run).dquery_scale;
+  const Dims shape = {job.shape.batch, job.shape.heads, job.shape.queries};
+  // How many indices of an axis of the call one element stands for.
+  const auto shared = [&](std::size_t axis) { return sizes[axis] == 1 ? shape[axis] : 1; };
+  for_each_element({sizes[0], sizes[1], sizes[2], 1}, [&](auto b, auto h, auto i, auto) {
+    double sum = 0;
+    for_each_element({shared(0), shared(1), shared(2), 1}, [&](auto batch, auto head, auto query, auto) {
+      sum += rows[job.row(b + batch, h + head, i + query)];
+    });
+    steps.store(run, sum, job.dquery_scale.dtype, job.dquery_scale.at(b, h, i));
+  });
+}
+
 }  // namespace
 
 }  // namespace kernels
@@ -169,6 +187,7 @@ void attention_backward(ConstView q, ConstView k, ConstView v, ConstView dout,
   }
   store_bias(run, steps, gradients.dbias.sizes);
   store_sinks(run, steps);
+  store_query_scale(run, steps, gradients.dquery_scale.sizes);
 }
 
 std::size_t attention_backward_workspace(ConstView q, ConstView k, ConstView v,

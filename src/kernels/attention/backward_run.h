@@ -32,6 +32,7 @@ struct BackwardRun {
   std::int64_t value_size() const { return padded(job.shape.value_size); }
   // dk and dv of parts are kept until all are there; a unit in one part keeps its worker's.
   bool shares_sums() const { return plan.parts > 1; }
+  bool needs_dq() const { return job.dq.data != nullptr || job.dquery_scale.data != nullptr; }
 };
 
 // The steps of a call compiled for a target.
@@ -54,9 +55,10 @@ struct BackwardScratch {
   T* cap_slopes = nullptr;  // one row, if there is a soft-cap
   T* tile = nullptr;        // a tile of keys, converted
   T* tile_max = nullptr;
-  T* dk = nullptr;           // keys x padded D
-  T* dv = nullptr;           // keys x padded E
-  double* dsinks = nullptr;  // one per head of the group
+  T* dk = nullptr;                 // keys x padded D
+  T* dv = nullptr;                 // keys x padded E
+  double* dsinks = nullptr;        // one per head of the group
+  double* dquery_scale = nullptr;  // one per row of the call
 };
 
 template <typename T>
@@ -64,7 +66,8 @@ struct BackwardShared {
   double* dsinks = nullptr;  // units x parts x group
   T* dk = nullptr;           // units x parts x keys x padded D, if parts share
   T* dv = nullptr;
-  T* bias = nullptr;  // bias_elements
+  T* bias = nullptr;               // bias_elements
+  double* dquery_scale = nullptr;  // one per row, if wanted
 };
 
 template <typename T>
@@ -77,6 +80,7 @@ BackwardShared<T> lay_out_shared(const BackwardRun& run, Arena& arena) {
     s.dv = arena.take<T>(parts, padded(run.max_keys), run.value_size());
   }
   s.bias = arena.take<T>(run.bias_elements);
+  s.dquery_scale = arena.take<double>(run.job.dquery_scale.given ? run.job.shape.rows() : 0);
   return s;
 }
 
@@ -111,6 +115,7 @@ BackwardScratch<T> backward_scratch_of(const BackwardRun& run, std::int64_t unit
   BackwardScratch<T> s = lay_out_worker<T>(run, arena);
   const std::int64_t index = unit * run.plan.parts + part;
   s.dsinks = shared.dsinks + index * run.job.shape.group;
+  s.dquery_scale = shared.dquery_scale;
   if (run.shares_sums()) {
     s.dk = shared.dk + index * padded(run.max_keys) * run.key_size();
     s.dv = shared.dv + index * padded(run.max_keys) * run.value_size();

@@ -37,7 +37,8 @@ class Call {
                  .dk = View(take<float>(80), {2, 2, 5, 4}),
                  .dv = View(take<float>(60), {2, 2, 5, 3}),
                  .dbias = View(take<float>(120), {2, 4, 3, 5}),
-                 .dsinks = View(take<float>(4), {4})};
+                 .dsinks = View(take<float>(4), {4}),
+                 .dquery_scale = View(take<float>(24), {2, 4, 3})};
     outputs.stats = std::span(take<RowStats>(24), 24);
     outputs.saved = View(take<float>(72), {24, 3});
     outputs.weight_rows = kRows;
@@ -167,6 +168,8 @@ TEST(AttentionErrors, SizesThatDiffer) {
   refuse(backwards, "dsinks", [](Call& c) { c.gradients.dsinks.sizes = {1}; });
   // Sizes of 1 are right for a bias, but not where the bias has more.
   refuse(backwards, "dbias", [](Call& c) { c.gradients.dbias.sizes = {1, 1, 1, 5}; });
+  refuse(backwards, "dquery_scale", [](Call& c) { c.gradients.dquery_scale.sizes = {2, 4, 1}; });
+  refuse(backwards, "dquery_scale", [](Call& c) { c.gradients.dquery_scale.sizes = {24}; });
 }
 
 TEST(AttentionErrors, HeadsThatDontDivide) {
@@ -248,6 +251,8 @@ TEST(AttentionErrors, ElementTypes) {
     refuse({kBackward, kBackwardWorkspace}, "dv", [&](Call& c) { c.gradients.dv.dtype = dtype; });
     refuse({kBackward, kBackwardWorkspace}, "dbias", [&](Call& c) { c.gradients.dbias.dtype = dtype; });
     refuse({kBackward, kBackwardWorkspace}, "dsinks", [&](Call& c) { c.gradients.dsinks.dtype = dtype; });
+    refuse({kBackward, kBackwardWorkspace}, "dquery_scale",
+           [&](Call& c) { c.gradients.dquery_scale.dtype = dtype; });
     refuse(kAll, "bias", [&](Call& c) { c.options.bias.dtype = dtype; });
     refuse(kAll, "sinks", [&](Call& c) { c.options.sinks.dtype = dtype; });
     refuse(kAll, "query_scale", [&](Call& c) { c.options.query_scale.dtype = dtype; });
@@ -269,6 +274,7 @@ TEST(AttentionErrors, NoData) {
   refuse({kForward, kShard}, "out", [](Call& c) { c.out.data = nullptr; });
   refuse({kBackward}, "dout", [](Call& c) { c.dout.data = nullptr; });
   refuse({kBackward}, "dk", [](Call& c) { c.gradients.dk.data = nullptr; });
+  refuse({kBackward}, "dquery_scale", [](Call& c) { c.gradients.dquery_scale.data = nullptr; });
   refuse(kThatRead, "bias", [](Call& c) { c.options.bias.data = nullptr; });
   refuse(kThatRead, "query_scale", [](Call& c) { c.options.query_scale.data = nullptr; });
   refuse({kForward}, "weights", [](Call& c) { c.outputs.weights.data = nullptr; });
@@ -313,6 +319,7 @@ TEST(AttentionErrors, OutputsThatHoldAnElementTwice) {
   refuse({kBackward}, "dv", [&](Call& c) { c.gradients.dv.strides = once; });
   refuse({kBackward}, "dbias", [&](Call& c) { c.gradients.dbias.strides = once; });
   refuse({kBackward}, "dsinks", [&](Call& c) { c.gradients.dsinks.strides = {0}; });
+  refuse({kBackward}, "dquery_scale", [&](Call& c) { c.gradients.dquery_scale.strides = {1, 1, 1}; });
   refuse({kForward}, "weights", [&](Call& c) { c.outputs.weights.strides = {2, 1}; });
 }
 
@@ -335,6 +342,8 @@ TEST(AttentionErrors, OutputsThatOverlapWhatIsRead) {
   refuse({kBackward}, "dq", [&](Call& c) { c.gradients.dq.data = float_of(c.q); });
   refuse({kBackward}, "dk", [&](Call& c) { c.gradients.dk.data = float_of(c.dout); });
   refuse({kBackward}, "dbias", [&](Call& c) { c.gradients.dbias.data = float_of(c.options.bias); });
+  refuse({kBackward}, "dquery_scale",
+         [&](Call& c) { c.gradients.dquery_scale.data = float_of(c.options.query_scale); });
   refuse({kBackward}, "dv", [](Call& c) {
     c.backward_options.saved = c.outputs.saved;
     c.gradients.dv.data = c.outputs.saved.data;
@@ -349,6 +358,7 @@ TEST(AttentionErrors, OutputsThatOverlapEachOther) {
   });
   refuse({kBackward}, "dk", [](Call& c) { c.gradients.dk.data = c.gradients.dq.data; });
   refuse({kBackward}, "dsinks", [](Call& c) { c.gradients.dsinks.data = c.gradients.dbias.data; });
+  refuse({kBackward}, "dquery_scale", [](Call& c) { c.gradients.dquery_scale.data = c.gradients.dq.data; });
 }
 
 TEST(AttentionErrors, WorkspaceThatOverlaps) {
@@ -435,7 +445,7 @@ TEST(AttentionErrors, PackedSequences) {
     c.v.sizes = c.gradients.dv.sizes = {1, 2, 5, 3};
     c.out.sizes = c.dout.sizes = {1, 4, 3, 3};
     c.options = {.query_starts = query_starts, .key_starts = key_starts};
-    c.gradients.dbias = c.gradients.dsinks = {};
+    c.gradients.dbias = c.gradients.dsinks = c.gradients.dquery_scale = {};
     c.outputs = {};
   };
   for (const Entry& entry : kWhole) {
@@ -514,6 +524,7 @@ TEST(AttentionErrors, GradientsOfWhatWasNotGiven) {
   const Entries backwards = {kBackward, kBackwardWorkspace};
   refuse(backwards, "dbias", [](Call& c) { c.options.bias = {}; });
   refuse(backwards, "dsinks", [](Call& c) { c.options.sinks = {}; });
+  refuse(backwards, "dquery_scale", [](Call& c) { c.options.query_scale = {}; });
 }
 
 TEST(AttentionErrors, Shards) {

@@ -112,11 +112,13 @@ HWY_NOINLINE RowResult<T> FinishRow(const AttentionRun& run, const Unit& unit, s
   const std::int64_t row = run.job.row(unit.sequence.batch, head, unit.query(unit_row));
   const std::int64_t found = outputs.top_k > 0 ? HeaviestKeys(x, range, outputs.top_k, top) : 0;
   const Wanted wanted{.stats = !outputs.stats.empty(), .saved = run.job.saved.given()};
-  const RowResult<T> result =
-      FunctionsOf<T>(run.job.options.normalizer).weigh(input, run.job.rule(head), wanted, x + range.begin);
+  const RowFunctions<T>& functions = FunctionsOf<T>(run.job.options.normalizer);
+  const RowResult<T> result = functions.weigh(input, run.job.rule(head), wanted, x + range.begin);
   const double z = result.sums.z;
   if (wanted.stats) outputs.stats[static_cast<std::size_t>(row)] = StatsOf(input, result);
-  if (wanted.saved) StoreSaved<T>(Saved(result, run.job.rule(head)), run.job.saved, row);
+  if (wanted.saved) {
+    StoreSaved<T>(Saved(result, run.job.rule(head)), functions.saves_threshold, run.job.saved, row);
+  }
   const std::uint8_t* keep = input.tiles->keep;
   if (outputs.top_k > 0) StoreTop(run, unit, row, x, top, found, keep, z);
   if (!(z > 0)) {
@@ -137,7 +139,7 @@ HWY_INLINE void FinishEmptyRow(const AttentionRun& run, const Unit& unit, std::i
   const AttentionOutputs& outputs = run.job.outputs;
   const std::int64_t row = run.job.row(unit.sequence.batch, unit.head(unit_row), unit.query(unit_row));
   if (!outputs.stats.empty()) outputs.stats[static_cast<std::size_t>(row)] = core::stats_of({}, 1, {});
-  if (run.job.saved.given()) StoreSaved<T>({}, run.job.saved, row);
+  if (run.job.saved.given()) StoreSaved<T>({}, true, run.job.saved, row);
   if (outputs.top_k > 0) {
     std::fill_n(outputs.top_keys.data() + row * outputs.top_k, outputs.top_k, -1);
     std::fill_n(outputs.top_weights.data() + row * outputs.top_k, outputs.top_k, 0.0f);

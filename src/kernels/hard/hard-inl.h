@@ -32,24 +32,28 @@ struct Hard {
   static constexpr std::optional<core::ParameterRange> kParameter{};
   static constexpr bool kUsesBeta = false;
   static constexpr bool kIsExponential = false;
+  static constexpr bool kNeedsCount = false;
+  static constexpr bool kNeedsScratch = false;
+  static constexpr bool kSavesThreshold = false;
+  static constexpr bool kMergesShards = true;
 
   template <typename T>
-  static double Reach(const RowInput<T>& /*row*/, double /*beta*/, double /*epsilon*/) {
+  static double Reach(const RowInput<T>& /*row*/, const RowResult<T>& /*result*/, double /*epsilon*/) {
     return 0;
   }
 
   template <typename T>
-  static HWY_INLINE Sums Weigh(const Runs<T>& runs, T top, double /*beta*/, bool /*moments*/, T* out,
-                               const T* /*next*/) {
+  static HWY_INLINE void Weigh(const Runs<T>& runs, bool /*moments*/, T* out, const T* /*next*/,
+                               RowResult<T>& result) {
     Sums sums;
     runs.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR {
-      sums.z += Mark(runs.row.x + begin, end - begin, top, out == nullptr ? nullptr : out + begin);
+      sums.z += Mark(runs.row.x + begin, end - begin, result.top, out == nullptr ? nullptr : out + begin);
     });
-    return sums;
+    result.sums = sums;
   }
 
   template <typename T>
-  static double Peak(const RowResult<T>& result) {
+  static double Peak(const RowInput<T>& /*row*/, const RowResult<T>& result) {
     return result.key_max == result.top ? 1 : 0;
   }
 

@@ -4,8 +4,8 @@
 //     measure  state at beta = 1, if the rule or the caller needs it; e^y is kept if there is a buffer for it
 //     rule     beta from the state, or by a search whose every step is one sweep
 //
-// Limit: no exponential for none, fixed, log_length and ssmax, one per key for rules of the entropy and for
-// statistics, two to four for a search.
+// Limit: no exponential for none, fixed and the rules of the count, one per key for rules of the entropy and
+// for statistics, two to four for a search.
 #if defined(WHET_KERNELS_ROW_BETA_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_ROW_BETA_INL_H_
 #undef WHET_KERNELS_ROW_BETA_INL_H_
@@ -78,9 +78,11 @@ struct RowResult {
   bool measured = false;       // state holds z and t
   bool summed = false;         // sums are those at beta
   Sums sums{};                 // z, and t if it was wanted, of the weights before they are normalised
+  double threshold = 0;        // below which keys have no weight, as the normalizer measures it
   T top = 0;                   // where y is measured from: the largest logit, the sink's too
   T key_max = 0;               // the largest logit of a key
   double peak = 0;             // the largest weight of a key, before they are normalised
+  double entropy = 0;          // of the weights
   const T* weights = nullptr;  // where e^(beta y) of all keys and the sink lies already
 };
 

@@ -1,4 +1,4 @@
-// All normalizers: the one table that a new one is added to.
+// The row engine with any normalizer. The table of them is in normalizers.cc.
 #if defined(WHET_KERNELS_ROW_NORMALIZERS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_ROW_NORMALIZERS_INL_H_
 #undef WHET_KERNELS_ROW_NORMALIZERS_INL_H_
@@ -8,36 +8,27 @@
 
 #include <whet/normalizer.h>
 
-#include <cstddef>
+#include <cstdint>
 
-#include "kernels/hard/hard-inl.h"
 #include "kernels/row/row-inl.h"
-#include "kernels/softmax/softmax-inl.h"
-
-// The first is the default.
-#undef WHET_FOR_EACH_NORMALIZER
-#define WHET_FOR_EACH_NORMALIZER(X) X(Softmax) X(Hard)
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {
 namespace HWY_NAMESPACE {
 
-// The row engine with one normalizer.
+// The row engine with one normalizer. They are compiled in normalizers.cc, once per target.
 template <typename T>
 struct RowFunctions {
+  void (*normalise)(const RowInput<T>& row, const Rule& rule, Wanted wanted, T* out, RowResult<T>& result);
   RowResult<T> (*weigh)(const RowInput<T>& row, const Rule& rule, Wanted wanted, T* out);
   SavedRow (*save)(const RowInput<T>& row, const Rule& rule);
   Sums (*weigh_part)(const RowInput<T>& row, T top, double beta, T* out);
   void (*backward)(const RowGradient<T>& row, const Rule& rule, bool through_rule);
+  bool saves_threshold;
 };
 
 template <typename T>
-HWY_INLINE const RowFunctions<T>& FunctionsOf(const Normalizer& normalizer) {
-#define WHET_ENTRY(N) {WeighRow<N, T>, SaveRow<N, T>, WeighPart<N, T>, BackwardRow<N, T>},
-  static constexpr RowFunctions<T> kFunctions[] = {WHET_FOR_EACH_NORMALIZER(WHET_ENTRY)};
-#undef WHET_ENTRY
-  return kFunctions[static_cast<std::size_t>(normalizer.index())];
-}
+const RowFunctions<T>& FunctionsOf(const Normalizer& normalizer);
 
 }  // namespace HWY_NAMESPACE
 }  // namespace whet

@@ -14,6 +14,7 @@ namespace whet::kernels {
 
 // In the order of Normalizer::index().
 std::span<const core::NormalizerEntry> normalizers();
+const core::NormalizerEntry& entry_of(const Normalizer& normalizer);
 
 // Numbers per row that forward saves for backward.
 std::int64_t saved_size(const Rule& rule, const Normalizer& normalizer);

@@ -12,17 +12,22 @@
 //
 // A *normalizer* is a struct of static functions, templates on float or double. It says
 //
-//     kName            its name in every interface
-//     kParameter       what may follow the name after a colon, in RowInput::parameter later
-//     kUsesBeta        false if scaling all logits changes no weight: then no rule is asked
-//     kIsExponential   its weights are e^(beta y): those that the sweeps of ChooseBeta leave behind will do
-//     Reach            how far below the maximum (in units of the logit) a key may lie and still have weight;
-//                      keys beyond have less than `epsilon` of the row together
-//     Weigh            weights of the row's runs of keys
-//     Peak             the largest of them, given that a sink may lie above all keys
-//     Backward         from a saved row, logits and dL/dw: the weights again, and dL/dx
+//     kName             its name in every interface
+//     kParameter        what may follow the name after a colon, in RowInput::parameter later
+//     kUsesBeta         false if scaling all logits changes no weight: then no rule is asked
+//     kIsExponential    its weights are e^(beta y): those that the sweeps of ChooseBeta leave behind will do
+//     kNeedsCount       its weights depend on the number of visible keys
+//     kNeedsScratch     RowInput::scratch makes it faster: without, each step of a search reads the whole row
+//     kSavesThreshold   backward needs RowResult::threshold beside beta and the sum
+//     kMergesShards     a shard can be weighed knowing the row's maximum and beta alone
+//     Reach             how far below the maximum (in units of the logit) a key may lie and still have
+//     weight;
+//                       keys beyond have less than `epsilon` of the row together
+//     Weigh             weights of the row's runs of keys, and result.sums.z, which they are divided by
+//     Peak              the largest of them, given that a sink may lie above all keys
+//     Backward          from a saved row, logits and dL/dw: the weights again, and dL/dx
 //
-// and is listed in normalizers-inl.h. Bytes: a row of n logits is read once by the scan, once by each sweep
+// and is listed in normalizers.cc. Bytes: a row of n logits is read once by the scan, once by each sweep
 // and written once; in cache after the first time. What bounds it are exponentials: see beta-inl.h, and one
 // more sweep for weighing, but none where ChooseBeta left the weights.
 #if defined(WHET_KERNELS_ROW_ROW_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -129,6 +134,34 @@ struct Wanted {
   bool mean(const Rule& rule) const { return stats || (saved && needs_entropy(rule)); }
 };
 
+// The entropy of the weights that lie in `out`, as shares of their sum.
+template <typename T>
+HWY_NOINLINE double WeightEntropy(const Runs<T>& runs, const T* out) {
+  double sum = 0, log_sum = 0;
+  runs.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR {
+    for (std::int64_t i = begin; i < end; ++i) {
+      const auto weight = static_cast<double>(out[i]);
+      if (weight == 0) continue;
+      sum += weight;
+      log_sum += weight * std::log(weight);
+    }
+  });
+  if (sum == 0) return 0;
+  const double entropy = std::log(sum) - log_sum / sum;
+  return entropy < 0 ? 0 : entropy;  // keeps NaN
+}
+
+// What statistics say of the weights: the largest of a key, and their entropy. `out`: where they are.
+template <class Normalizer, typename T>
+HWY_INLINE void SharpStats(const Runs<T>& runs, const T* out, RowResult<T>& result) {
+  result.peak = Normalizer::Peak(runs.row, result);
+  if (Normalizer::kIsExponential) {
+    result.entropy = core::entropy_of(result.sums, result.beta);
+  } else {
+    result.entropy = result.sums.z > 0 ? WeightEntropy(runs, out) : result.sums.z;
+  }
+}
+
 // Weights of the row in `out` (which may be row.x), not normalised. A row that can't be weighed has a sums.z
 // that isn't positive, and nothing is written.
 template <class Normalizer, typename T>
@@ -136,20 +169,19 @@ HWY_NOINLINE RowResult<T> WeighRow(const RowInput<T>& row, const Rule& rule, Wan
   RowResult<T> result;
   const Rule& asked = RuleFor<Normalizer>(rule);
   // The gradient of a row of one key is exactly 0, since its beta is 1: where it is saved, keys are counted.
-  ChooseBeta(row, asked, wanted.stats, wanted.saved, result);
+  ChooseBeta(row, asked, wanted.stats, wanted.saved || Normalizer::kNeedsCount, result);
   if (!CanBeWeighed(result)) return result;
   bool all = true;
   if (row.tiles != nullptr && row.tiles->keep != nullptr) {
-    all = ChooseTiles(row, result.top, Normalizer::Reach(row, result.beta, row.tiles->epsilon));
+    all = ChooseTiles(row, result.top, Normalizer::Reach(row, result, row.tiles->epsilon));
   }
+  const Runs<T> runs{row, all};
   if (Normalizer::kIsExponential && all && result.weights != nullptr) {
     std::copy_n(result.weights, row.size(), out);
   } else {
-    const T* const next = result.measured ? nullptr : row.next;
-    result.sums =
-        Normalizer::Weigh(Runs<T>{row, all}, result.top, result.beta, wanted.mean(asked), out, next);
+    Normalizer::Weigh(runs, wanted.mean(asked), out, result.measured ? nullptr : row.next, result);
   }
-  if (wanted.stats) result.peak = Normalizer::Peak(result);
+  if (wanted.stats) SharpStats<Normalizer>(runs, out, result);
   return result;
 }
 
@@ -159,15 +191,14 @@ template <class Normalizer, typename T>
 HWY_INLINE void NormaliseRow(const RowInput<T>& row, const Rule& rule, Wanted wanted, T* out,
                              RowResult<T>& result) {
   const Rule& asked = RuleFor<Normalizer>(rule);
-  ChooseBeta(row, asked, wanted.stats, wanted.saved, result);
+  ChooseBeta(row, asked, wanted.stats, wanted.saved || Normalizer::kNeedsCount, result);
   const bool summed = Normalizer::kIsExponential && result.summed;
   if (CanBeWeighed(result) && !summed) {
-    const T* const next = result.measured ? nullptr : row.next;
-    result.sums =
-        Normalizer::Weigh(Runs<T>{row, true}, result.top, result.beta, wanted.mean(asked), out, next);
+    Normalizer::Weigh(Runs<T>{row, true}, wanted.mean(asked), out, result.measured ? nullptr : row.next,
+                      result);
     result.weights = out;
   }
-  if (wanted.stats) result.peak = Normalizer::Peak(result);
+  if (wanted.stats) SharpStats<Normalizer>(Runs<T>{row, true}, out, result);
   const double z = result.sums.z;
   if (!(z > 0)) {
     std::fill_n(out, row.size(), static_cast<T>(z));
@@ -181,46 +212,59 @@ HWY_INLINE void NormaliseRow(const RowInput<T>& row, const Rule& rule, Wanted wa
 // Weights of a row whose largest logit and beta are known from elsewhere, since it is part of a longer one.
 template <class Normalizer, typename T>
 HWY_NOINLINE Sums WeighPart(const RowInput<T>& row, T top, double beta, T* out) {
-  return Normalizer::Weigh(Runs<T>{row, true}, top, beta, false, out, static_cast<const T*>(nullptr));
+  RowResult<T> result{.beta = beta, .top = top, .key_max = top};
+  Normalizer::Weigh(Runs<T>{row, true}, false, out, static_cast<const T*>(nullptr), result);
+  return result.sums;
 }
 
 // The statistics of a row that was weighed. The sink isn't a key, so its weight isn't the peak.
 template <typename T>
 HWY_INLINE RowStats StatsOf(const RowInput<T>& row, const RowResult<T>& result) {
   RowStats stats = core::stats_of(result.state, result.beta, result.sums);
-  if (row.sink && CanBeWeighed(result)) {
+  if (!CanBeWeighed(result)) return stats;
+  stats.sharp_entropy = result.entropy;
+  stats.sharp_peak = result.sums.z == 0 ? 0 : result.peak / result.sums.z;
+  if (row.sink) {
     stats.peak *= std::exp(static_cast<double>(result.key_max) - static_cast<double>(result.top));
-    stats.sharp_peak *= result.peak;
   }
   return stats;
 }
 
 // ---- Backward ----
 
-// What backward needs of a row beside its logits. The last three are for a beta that moves with them; in
-// memory a row has as many of these numbers as core::saved_size() says.
+// What backward needs of a row beside its logits. The threshold is for normalizers that have one, the last
+// three for a beta that moves with the logits; in memory a row has as many of these numbers as
+// core::saved_size() says.
 struct SavedRow {
   double top = 0;  // where y is measured from
   double beta = 1;
-  double scale = 0;       // 1 / the sum of the weights; 0: no visible key; NaN: the row holds NaN
+  double scale = 0;       // 1 / what weights are divided by; 0: no visible key; NaN: the row holds NaN
+  double threshold = 0;   // RowResult::threshold
   double mean = 0;        // of y under the weights
   double slope = 0;       // dbeta/dH over the sum of e^y
   double plain_mean = 0;  // of y under softmax(x)
 };
 
+// In memory: without the threshold if the normalizer has none.
 template <typename T>
-HWY_INLINE void StoreSaved(const SavedRow& saved, const core::SavedRows& rows, std::int64_t row) {
-  const double numbers[] = {saved.top, saved.beta, saved.scale, saved.mean, saved.slope, saved.plain_mean};
+HWY_INLINE void StoreSaved(const SavedRow& saved, bool with_threshold, const core::SavedRows& rows,
+                           std::int64_t row) {
+  const double numbers[] = {saved.top,  saved.beta,  saved.scale,     saved.threshold,
+                            saved.mean, saved.slope, saved.plain_mean};
   T* const to = rows.row<T>(row);
-  for (std::int64_t i = 0; i < rows.size; ++i) to[i] = static_cast<T>(numbers[i]);
+  for (std::int64_t i = 0; i < rows.size; ++i) {
+    to[i] = static_cast<T>(numbers[with_threshold || i < 3 ? i : i + 1]);
+  }
 }
 
 template <typename T>
-HWY_INLINE SavedRow LoadSaved(const core::SavedRows& rows, std::int64_t row) {
-  double numbers[6] = {};
+HWY_INLINE SavedRow LoadSaved(const core::SavedRows& rows, bool with_threshold, std::int64_t row) {
+  double numbers[8] = {};
   const T* const from = rows.row<const T>(row);
-  for (std::int64_t i = 0; i < rows.size; ++i) numbers[i] = static_cast<double>(from[i]);
-  return {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5]};
+  for (std::int64_t i = 0; i < rows.size; ++i) {
+    numbers[with_threshold || i < 3 ? i : i + 1] = static_cast<double>(from[i]);
+  }
+  return {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4], numbers[5], numbers[6]};
 }
 
 template <typename T>
@@ -231,6 +275,7 @@ HWY_INLINE SavedRow Saved(const RowResult<T>& result, const Rule& rule) {
   saved.top = static_cast<double>(result.top);
   saved.beta = result.beta;
   saved.scale = 1 / result.sums.z;
+  saved.threshold = result.threshold;
   if (!needs_entropy(rule) || !result.measured) return saved;
   saved.mean = result.sums.t / result.sums.z;
   if (rule.needs_search()) return saved;
@@ -246,8 +291,8 @@ HWY_NOINLINE SavedRow SaveRow(const RowInput<T>& row, const Rule& rule) {
   RowResult<T> result;
   ChooseBeta(row, RuleFor<Normalizer>(rule), false, true, result);
   if (CanBeWeighed(result) && !(Normalizer::kIsExponential && result.summed)) {
-    result.sums = Normalizer::Weigh(Runs<T>{row, true}, result.top, result.beta, needs_entropy(rule),
-                                    static_cast<T*>(nullptr), static_cast<const T*>(nullptr));
+    Normalizer::Weigh(Runs<T>{row, true}, needs_entropy(rule), static_cast<T*>(nullptr),
+                      static_cast<const T*>(nullptr), result);
   }
   return Saved(result, RuleFor<Normalizer>(rule));
 }

@@ -48,7 +48,7 @@ HWY_INLINE void BackwardRowsOf(const RowJob& job, std::int64_t begin, std::int64
     double offset = 0;
     const T* x = VisibleRow(job, job.in.data + cursor.offset(0) * bytes, mask, n, buffer, buffer, offset);
     const SavedRow saved =
-        job.saved.given() ? LoadSaved<T>(job.saved, row)
+        job.saved.given() ? LoadSaved<T>(job.saved, functions.saves_threshold, row)
                           : functions.save(RowInput<T>{.x = x, .n = n, .parameter = parameter}, job.rule);
     if (saved.scale != 0) {
       functions.backward({.x = x,

@@ -30,16 +30,23 @@ struct Softmax {
   static constexpr std::optional<core::ParameterRange> kParameter{};
   static constexpr bool kUsesBeta = true;
   static constexpr bool kIsExponential = true;
+  static constexpr bool kNeedsCount = false;
+  static constexpr bool kNeedsScratch = false;
+  static constexpr bool kSavesThreshold = false;
+  static constexpr bool kMergesShards = true;
 
   // n keys that deep weigh at most n e^(-beta depth) beside the 1 of the maximum.
   template <typename T>
-  static double Reach(const RowInput<T>& row, double beta, double epsilon) {
-    return (std::log(static_cast<double>(row.n + 1)) - std::log(epsilon)) / beta;
+  static double Reach(const RowInput<T>& row, const RowResult<T>& result, double epsilon) {
+    return (std::log(static_cast<double>(row.n + 1)) - std::log(epsilon)) / result.beta;
   }
 
   template <typename T>
-  static HWY_INLINE Sums Weigh(const Runs<T>& runs, T top, double beta, bool moments, T* out, const T* next) {
+  static HWY_INLINE void Weigh(const Runs<T>& runs, bool moments, T* out, const T* next,
+                               RowResult<T>& result) {
     Sums sums;
+    const T top = result.top;
+    const double beta = result.beta;
     runs.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR {
       const T* x = runs.row.x + begin;
       T* to = out == nullptr ? nullptr : out + begin;
@@ -48,11 +55,11 @@ struct Softmax {
       sums.z += more.z;
       sums.t += more.t;
     });
-    return sums;
+    result.sums = sums;
   }
 
   template <typename T>
-  static double Peak(const RowResult<T>& result) {
+  static double Peak(const RowInput<T>& /*row*/, const RowResult<T>& result) {
     return std::exp(result.beta * (static_cast<double>(result.key_max) - static_cast<double>(result.top)));
   }
 

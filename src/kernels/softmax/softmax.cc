@@ -20,6 +20,7 @@
 #include "kernels/elements/elements-inl.h"
 #include "kernels/row/normalizers-inl.h"
 #include "kernels/row/visible-inl.h"
+#include "kernels/softmax/softmax-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {
@@ -31,8 +32,12 @@ using kernels::RowJob;
 template <typename T>
 inline constexpr std::int64_t kMaxFetchKeys = 32768 / sizeof(T);
 
-template <class Normalizer, typename T>
-void SoftmaxRowsOf(const RowJob& job, std::int64_t begin, std::int64_t end, T* buffer) {
+// normalise(row, wanted, out, result) is the row engine with the normalizer of the job.
+template <class Normalise, typename T>
+HWY_INLINE void SoftmaxRowsBy(const Normalise& normalise, const RowJob& job, std::int64_t begin,
+                              std::int64_t end, T* buffer) {
+  const bool with_threshold = kernels::entry_of(job.normalizer).saves_threshold;
+  const Rule rule = kernels::entry_of(job.normalizer).uses_beta ? job.rule : Rule{};
   const std::int64_t in_bytes = core::element_bytes(job.in.dtype);
   core::RowCursor<3> cursor(job.rows, {&job.in, &job.out, &job.mask}, begin);
   core::RowCursor<1> following(job.rows, {&job.in}, begin);  // one row ahead
@@ -58,10 +63,10 @@ void SoftmaxRowsOf(const RowJob& job, std::int64_t begin, std::int64_t end, T* b
                             .scratch = target != x ? target : (buffer != x ? buffer : nullptr),
                             .next = next};
     RowResult<T> result;
-    NormaliseRow<Normalizer>(input, job.rule, wanted, target, result);
+    normalise(input, wanted, target, result);
     std::fill(target + n, target + job.rows.keys(), T(0));
     if (!out_is_direct) StoreRow(target, job.out.dtype, job.out.key_stride, job.rows.keys(), out);
-    if (wanted.saved) StoreSaved<T>(Saved(result, RuleFor<Normalizer>(job.rule)), job.saved, row);
+    if (wanted.saved) StoreSaved<T>(Saved(result, rule), with_threshold, job.saved, row);
     if (wanted.stats) {
       RowStats& stats = job.stats[static_cast<std::size_t>(row)];
       stats = StatsOf(input, result);
@@ -73,14 +78,18 @@ void SoftmaxRowsOf(const RowJob& job, std::int64_t begin, std::int64_t end, T* b
   }
 }
 
-// The loop is compiled for each normalizer: a call through a pointer per row shows in short rows.
+// The loop is compiled for softmax itself: a call through a pointer per row shows in short rows.
 template <typename T>
 HWY_INLINE void RunSoftmaxRows(const RowJob& job, std::int64_t begin, std::int64_t end, T* buffer) {
-#define WHET_ENTRY(N) SoftmaxRowsOf<N, T>,
-  static constexpr void (*kRows[])(const RowJob&, std::int64_t, std::int64_t,
-                                   T*) = {WHET_FOR_EACH_NORMALIZER(WHET_ENTRY)};
-#undef WHET_ENTRY
-  kRows[static_cast<std::size_t>(job.normalizer.index())](job, begin, end, buffer);
+  if (job.normalizer == Normalizer()) {
+    const auto softmax = [&](const RowInput<T>& row, Wanted wanted, T* out, RowResult<T>& result)
+                             HWY_ATTR { NormaliseRow<Softmax>(row, job.rule, wanted, out, result); };
+    return SoftmaxRowsBy(softmax, job, begin, end, buffer);
+  }
+  const RowFunctions<T>& functions = FunctionsOf<T>(job.normalizer);
+  const auto any = [&](const RowInput<T>& row, Wanted wanted, T* out, RowResult<T>& result)
+                       HWY_ATTR { functions.normalise(row, job.rule, wanted, out, result); };
+  SoftmaxRowsBy(any, job, begin, end, buffer);
 }
 
 void SoftmaxRows(const RowJob& job, std::int64_t begin, std::int64_t end, void* buffer) {
@@ -162,8 +171,8 @@ void run_softmax(ConstView in, View out, const SoftmaxOptions& options, const So
 
   const bool direct_in = is_direct(job.in, rows.keys()) && job.mask.data == nullptr;
   const bool in_place = job.in.data == job.out.data;
-  const bool buffered =
-      !direct_in || !is_direct(job.out, rows.keys()) || (in_place && options.rule.needs_search());
+  const bool wants_scratch = options.rule.needs_search() || entry_of(options.normalizer).needs_scratch;
+  const bool buffered = !direct_in || !is_direct(job.out, rows.keys()) || (in_place && wants_scratch);
   run_rows(job, WHET_DISPATCH(SoftmaxRows), execution, buffered);
 }
 

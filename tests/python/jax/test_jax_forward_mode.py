@@ -142,6 +142,54 @@ def test_packed_sequences_and_query_scale():
         attention(q, k, v, query_starts=[0.0, 5.0], key_starts=[0, 5])
 
 
+@pytest.mark.parametrize("shape", [(2, 5, 4), (5, 1), (4,), ()])
+def test_gradient_of_query_scale(shape):
+    q, k, v, s = normal(2, 5, 4, 8), normal(2, 6, 2, 8, seed=1), normal(2, 6, 2, 3, seed=2), normal(*shape, seed=3)
+    function = lambda q, k, v, s: attention(q, k, v, rule="paper", is_causal=True, softcap=3.0, query_scale=s)
+    check_against_reverse_mode(function, q, k, v, s)
+    check_against_reverse_mode(lambda s: function(q, k, v, s), s)
+    check_against_reverse_mode(lambda v: function(q, k, v, s), v)
+    product = lambda q, k, v, s: attention(q * jnp.broadcast_to(s, (2, 5, 4))[..., None], k, v, rule="paper",
+                                           is_causal=True, softcap=3.0)
+    for scale in (s, jnp.zeros_like(s)):
+        found, expected = (jax.jit(jax.grad(lambda *a: (of(*a) ** 2).sum(), (0, 3)))(q, k, v, scale)
+                           for of in (function, product))
+        for ours, theirs in zip(found, expected):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("in_axes", [(0, None), (None, 0), (0, 0)])
+def test_gradient_of_query_scale_under_vmap(in_axes):
+    q, s = (normal(*((3, *own) if axis == 0 else own)) for own, axis in zip([(2, 5, 4, 8), (5, 4)], in_axes))
+    k = normal(2, 6, 2, 8, seed=1)
+    gradients = jax.grad(lambda q, s: (attention(q, k, k, rule="paper", query_scale=s) ** 2).sum(), (0, 1))
+    found = jax.vmap(gradients, in_axes)(q, s)
+    for i in range(3):
+        expected = gradients(*(x if axis is None else x[i] for x, axis in zip((q, s), in_axes)))
+        for ours, theirs in zip(found, expected):
+            np.testing.assert_allclose(ours[i], theirs, rtol=1e-5, atol=1e-6)
+
+
+def test_gradient_of_query_scale_against_differences():
+    with jax.enable_x64(True):
+        rng = np.random.default_rng(7)
+        q, k, s = (jnp.asarray(rng.normal(size=shape)) for shape in ((1, 5, 2, 4), (1, 6, 2, 4), (1, 5, 2)))
+        loss = lambda s: (attention(q, k, k, rule="paper", is_causal=True, query_scale=s, query_starts=[0, 2, 5],
+                                    key_starts=[0, 3, 6]) ** 2).sum()
+        gradient, step = jax.grad(loss)(s), 1e-5 * rng.normal(size=s.shape)
+        np.testing.assert_allclose((gradient * step).sum(), (loss(s + step) - loss(s - step)) / 2, rtol=1e-6)
+
+
+def test_gradient_of_query_scale_in_16_bits():
+    q, s = normal(1, 5, 2, 8).astype(jnp.bfloat16), normal(1, 5, 2, seed=3)
+    loss = lambda q, s: attention(q, q, q, rule="paper", query_scale=s).astype(jnp.float32).sum()
+    for dtype in (jnp.bfloat16, jnp.float32):
+        found = jax.grad(loss, 1)(q, s.astype(dtype))
+        expected = jax.grad(loss, 1)(q.astype(jnp.float32), s.astype(dtype).astype(jnp.float32))
+        assert found.dtype == dtype
+        np.testing.assert_allclose(found.astype(jnp.float32), expected, rtol=2e-2, atol=2e-2)
+
+
 def test_optional_outputs():
     q, k, v = arrays(2, 5, 2, 8)
     out, stats, extras = attention(q, k, v, rule="paper", is_causal=True, return_stats=True, top_k=2, column_sums=True)

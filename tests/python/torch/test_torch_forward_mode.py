@@ -77,6 +77,16 @@ def test_one_operand_at_a_time():
             lambda x: attention(*given[:i], x, *given[i + 1:], rule="paper", is_causal=True), given[i])
 
 
+@pytest.mark.parametrize("shape", [(2, 2, 5), (2, 1), ()])
+def test_query_scale(shape):
+    q, k, v, s = float64(2, 2, 5, 4), float64(2, 2, 6, 4), float64(2, 2, 6, 3), float64(*shape)
+    function = lambda q, k, v, s: attention(q, k, v, rule="paper", softcap=2.0, is_causal=True, query_scale=s)
+    check_against_reverse_mode(function, q, k, v, s)
+    check_against_reverse_mode(lambda s: function(q, k, v, s), s)
+    check_against_reverse_mode(lambda q: function(q, k, v, s), q)
+    check_against_reverse_mode(lambda v: function(q, k, v, s), v)
+
+
 def test_rows_that_see_nothing():
     x = torch.full((2, 3), -torch.inf, dtype=torch.float64)
     for function in (softmax, log_softmax):

@@ -47,6 +47,43 @@ def test_attention(rule):
               float64(1, 2, 5, 4), float64(1, 2, 5, 2), float64(2, 3))
 
 
+@pytest.mark.parametrize("shape", [(2, 4, 3), (1, 4, 1), (4, 1), (3,), ()])
+def test_query_scale(shape):
+    function = lambda q, k, v, s: attention(q, k, v, rule="paper", is_causal=True, enable_gqa=True, softcap=3.0,
+                                            query_scale=s)
+    given = float64(2, 4, 3, 4), float64(2, 2, 5, 4), float64(2, 2, 5, 2)
+    gradcheck(function, "paper", *given, float64(*shape))
+    gradcheck(function, "paper", *given, torch.zeros(shape, dtype=torch.float64, requires_grad=True))
+    gradcheck(lambda s: function(*(t.detach() for t in given), s), "paper", float64(*shape))
+
+
+def test_query_scale_with_dropout():
+    q, k, v, s = float64(1, 2, 3, 4), float64(1, 2, 5, 4), float64(1, 2, 5, 2), float64(2, 3)
+
+    def function(s):
+        torch.manual_seed(3)
+        return attention(q, k, v, dropout_p=0.4, rule="paper", query_scale=s)
+
+    gradcheck(function, "paper", s)
+
+
+def test_query_scale_of_another_shape_or_dtype():
+    q, s = torch.randn(2, 3, 4, 5, 8), torch.randn(3, 4, 5, requires_grad=True)
+    scaled = q * s.unsqueeze(-1)
+    ours, theirs = attention(q, q, q, query_scale=s), attention(scaled, q, q)
+    torch.testing.assert_close(ours, theirs)
+    found, expected = (torch.autograd.grad(out.square().sum(), s)[0] for out in (ours, theirs))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        scale = s[0].to(dtype).detach().requires_grad_()
+        narrow = q[0, :2].bfloat16()
+        found = torch.autograd.grad(attention(narrow, narrow, narrow, query_scale=scale).float().sum(), scale)[0]
+        wide, exact = narrow.double(), scale.detach().double().requires_grad_()
+        expected = torch.autograd.grad(attention(wide, wide, wide, query_scale=exact).sum(), exact)[0]
+        assert found.dtype == dtype
+        torch.testing.assert_close(found.double(), expected, rtol=2e-2, atol=2e-2)
+
+
 @pytest.mark.parametrize("rule", oracle.RULES)
 def test_attention_with_masks_bias_and_sinks(rule):
     def function(q, k, v, bias, sinks):

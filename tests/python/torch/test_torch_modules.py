@@ -7,7 +7,7 @@ import pytest
 
 torch = pytest.importorskip("torch", minversion="2.6")
 from torch import nn
-from whet.torch import MultiheadAttention, Softmax, softmax
+from whet.torch import LengthScale, MultiheadAttention, Softmax, attention, softmax
 
 VARIANTS = [
     {}, {"bias": False}, {"add_bias_kv": True}, {"add_zero_attn": True}, {"kdim": 6, "vdim": 10},
@@ -201,3 +201,105 @@ def test_autocast(options):
         out, _ = layer(x, x, x)
     assert out.dtype == torch.bfloat16
     torch.testing.assert_close(out.float(), layer(x, x, x)[0], atol=0.02, rtol=0.02)
+
+
+# ---- LengthScale
+
+
+def operands(dtype=torch.float64, heads=4, queries=12):
+    return torch.randn(3, B, heads, queries, 8, dtype=dtype).unbind()
+
+
+@pytest.mark.parametrize("kind", ["log-power", "ssmax"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_length_scale_shapes(kind, dtype):
+    scale = LengthScale(4, kind, dtype=dtype)
+    q, k, v = operands(dtype)
+    for n in (torch.arange(1, 13), torch.arange(1, 13).expand(B, 12), torch.arange(1.0, 13.0)):
+        found = scale(n)
+        assert found.shape == (*n.shape[:-1], 4, 12) and found.dtype == dtype
+        out = attention(q, k, v, is_causal=True, query_scale=found)
+        scaled = q.double() * found[..., None].double()  # in bfloat16 the product itself would round
+        expected = attention(scaled, k.double(), v.double(), is_causal=True)
+        torch.testing.assert_close(out, expected.to(dtype))
+    with pytest.raises(ValueError, match="^n: "):
+        scale(torch.tensor(3))
+
+
+def test_length_scale_starts_as_the_identity():
+    q, k, v = operands()
+    n = torch.arange(1, 13)
+    assert (LengthScale(4)(torch.tensor([0, 1, 2, 3, 10**6])) == 1).all()
+    out = attention(q, k, v, is_causal=True, query_scale=LengthScale(4, dtype=torch.float64)(n))
+    assert torch.equal(out, attention(q, k, v, is_causal=True))
+    assert LengthScale(4, "ssmax", dtype=torch.float64)(torch.tensor([1024])).sub(1).abs().max() < 1e-15
+
+
+@pytest.mark.parametrize("kind, init, rule", [
+    ("ssmax", 0.4, "ssmax:0.4"), ("log-power", (0.5, 0.3, 1.5), "log-power:0.5,0.3,1.5"),
+    ("log-power", (1, 0.5, 2), "log-power:1,0.5,2"), ("log-power", (0, 0.4, 1), "ssmax:0.4"),
+    ("log-power", (0.7, 0.2, 0), "log-power:0.7,0.2,0")])
+def test_length_scale_equals_the_rule(kind, init, rule):
+    q, k, v = operands()
+    scale = LengthScale(4, kind, init=init, dtype=torch.float64)
+    out, stats = attention(q, k, v, is_causal=True, rule=rule, return_stats=True)
+    torch.testing.assert_close(scale(stats.count[:, 0]), stats.beta, rtol=1e-12, atol=0)
+    torch.testing.assert_close(attention(q, k, v, is_causal=True, query_scale=scale(torch.arange(1, 13))), out)
+
+
+def test_length_scales_of_heads_differ():
+    scale = LengthScale(3, "ssmax", dtype=torch.float64)
+    scale.load_state_dict({"s": torch.tensor([0.2, 0.4, 0.8])})
+    q, k, v = operands(heads=3)
+    rules = [f"ssmax:{s}" for s in scale.s.tolist()]
+    found = attention(q, k, v, is_causal=True, query_scale=scale(torch.arange(1, 13)))
+    torch.testing.assert_close(found, attention(q, k, v, is_causal=True, rule=rules))
+
+
+@pytest.mark.parametrize("kind, init", [("ssmax", 0.4), ("log-power", (0.5, 0.3, 1.5)), ("log-power", (0.5, 0.3, -0.5))])
+def test_length_scale_gradients(kind, init):
+    q, k, v = operands(queries=5)
+    scale = LengthScale(4, kind, init=init, dtype=torch.float64)
+    names = [name for name, _ in scale.named_parameters()]
+
+    def out(*values):
+        factor = torch.func.functional_call(scale, dict(zip(names, values)), torch.arange(5))  # one row counts no key
+        return attention(q, k, v, is_causal=True, query_scale=factor)
+
+    assert torch.autograd.gradcheck(out, tuple(scale.parameters()))
+    out(*scale.parameters()).square().sum().backward()
+    assert all(p.grad.isfinite().all() and (p.grad != 0).all() for p in scale.parameters())
+
+
+def test_length_scale_learns_from_the_identity():
+    """beta starts at 0, where gamma has no gradient yet."""
+    scale = LengthScale(2)
+    optimizer = torch.optim.Adam(scale.parameters(), 0.05)
+    n = torch.tensor([1, 2, 16, 256, 4096])
+    wanted = 0.5 + 0.3 * n.clamp(min=2).log() ** 1.5
+    losses = []
+    for _ in range(300):
+        optimizer.zero_grad()
+        loss = (scale(n) - wanted)[:, 1:].square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.01 * losses[0]
+    assert (scale.beta != 0).all() and (scale.gamma != 1).all()
+
+
+def test_length_scale_compiles_and_resets():
+    scale = LengthScale(2, "ssmax", init=0.3)
+    assert repr(scale) == "LengthScale(2, kind='ssmax')"
+    n = torch.arange(7)
+    torch.testing.assert_close(torch.compile(scale, fullgraph=True, backend="aot_eager")(n), scale(n))
+    nn.init.zeros_(scale.s)
+    scale.reset_parameters()
+    assert torch.equal(scale.s, torch.full((2,), 0.3)) and torch.equal(copy.deepcopy(scale)(n), scale(n))
+
+
+def test_length_scales_refused():
+    with pytest.raises(ValueError, match="^kind: is 'llama4', must be one of log-power, ssmax"):
+        LengthScale(2, "llama4")
+    with pytest.raises(ValueError, match="^init: 1 given, must be 3 for log-power: delta, beta, gamma"):
+        LengthScale(2, init=0.4)

@@ -99,7 +99,7 @@ def test_gradients_are_those_of_computing_again(dtype, rule, normalizer):
     options = {"rule": rule, "normalizer": normalizer, "causal": True}
     out, _, saved = torch.ops.whet.attention(*operands, **options, with_saved=True)
     dout = torch.randn_like(out)
-    found, again = (torch.ops.whet.attention_backward(dout, given, *operands, wanted=[True] * 5, **options)
+    found, again = (torch.ops.whet.attention_backward(dout, given, *operands, wanted=[True] * 5 + [False], **options)
                     for given in (saved, None))
     check(found, again)
 
@@ -110,7 +110,7 @@ def test_a_buffer_of_another_rule_is_refused():
         with pytest.raises(ValueError, match="^saved"):
             torch.ops.whet.softmax_backward(x, x, None, wrong, dim=1, rule="none")
     with pytest.raises(ValueError, match="^saved"):
-        torch.ops.whet.attention_backward(q, torch.empty(2, 4, 20, 4), q, k, v, wanted=[True] * 3 + [False] * 2)
+        torch.ops.whet.attention_backward(q, torch.empty(2, 4, 20, 4), q, k, v, wanted=[True] * 3 + [False] * 3)
 
 
 def test_mapped_axes():

@@ -45,7 +45,8 @@ def test_beta_operator(rule):
 ATTENTIONS = {
     "plain": ((), {"rule": "paper", "with_stats": True}), "saved": ((), {"rule": "paper", "with_saved": True}),
     "everything": ((torch.ones(2, 1, 5, 6).tril(2).bool(), torch.randn(1, 4, 5, 6, requires_grad=True),
-                    torch.randn(4, requires_grad=True), torch.tensor([6, 4])),
+                    torch.randn(4, requires_grad=True), torch.tensor([6, 4]), None, None, None,
+                    torch.randn(1, 4, 5, requires_grad=True)),
                    {"rule": "none;paper;fixed:2;ssmax:1", "scale": 0.3, "causal": True, "align": "end",
                     "window_left": 3, "window_right": 1, "softcap": 2.0, "hold_beta": True, "with_saved": True}),
 }
@@ -55,10 +56,10 @@ ATTENTIONS = {
 def test_attention_operator(sides, options):
     given = heads(2, 4, 5, 8), heads(2, 2, 6, 8), heads(2, 2, 6, 3), *sides
     torch.library.opcheck(torch.ops.whet.attention.default, given, options)
-    tensors = [t.detach() for t in given]
+    tensors = [None if t is None else t.detach() for t in given]
     out, _, saved = torch.ops.whet.attention(*tensors, **options)
     options = of_backward(options)
-    for wanted in ([True] * 3 + [len(sides) > 0] * 2, [False, True, False, False, False]):
+    for wanted in ([True] * 3 + [len(sides) > 0] * 3, [False, True, False, False, False, False]):
         torch.library.opcheck(torch.ops.whet.attention_backward.default, (torch.ones_like(out), saved, *tensors),
                               {"wanted": wanted, **options})
     torch.library.opcheck(torch.ops.whet.attention_outputs.default, (torch.tensor([[1, 3, 4]]), *tensors),
@@ -106,6 +107,15 @@ def test_compile():
         x = torch.randn(2, length, 8)
         for found, expected in zip(with_gradients(compiled, x), with_gradients(model, x)):
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_compile_with_a_learned_query_scale():
+    function = lambda q, s: attention(q, q, q, is_causal=True, rule="paper", query_scale=s).square().sum()
+    q, s = heads(2, 4, 5, 8), torch.randn(4, 1, requires_grad=True)
+    expected = torch.autograd.grad(function(q, s), (q, s))
+    found = torch.autograd.grad(torch.compile(function, fullgraph=True, dynamic=True)(q, s), (q, s))
+    for ours, theirs in zip(found, expected):
+        torch.testing.assert_close(ours, theirs)
 
 
 def test_compile_without_gradients_and_with_every_keyword():
@@ -222,6 +232,22 @@ def test_gradients_of_every_sample(extras):
     torch.testing.assert_close(torch.vmap(row)(x), row(x))
     torch.testing.assert_close(torch.func.grad(lambda x: torch.vmap(lambda y: softmax(y, rule="paper"))(
         x).square().sum())(x), row(x))
+
+
+@pytest.mark.parametrize("shape", [(4, 5), (2, 4, 5), (1, 4, 1)])
+@pytest.mark.parametrize("in_dims", [(0, None), (None, 0), (0, 0)])
+def test_vmap_with_query_scale(shape, in_dims):
+    q, s = (torch.randn((3, *own) if axis == 0 else own, dtype=torch.float64)
+            for own, axis in zip([(2, 4, 5, 8), shape], in_dims))
+    k = torch.randn(2, 4, 6, 8, dtype=torch.float64)
+    function = lambda q, s: attention(q, k, k, rule="paper", query_scale=s)
+    gradients = torch.func.grad(lambda q, s: function(q, s).square().sum(), (0, 1))
+    for one in (lambda q, s: (function(q, s),), gradients):
+        found = torch.func.vmap(one, in_dims)(q, s)
+        for i in range(3):
+            expected = one(*(t if axis is None else t[i] for t, axis in zip((q, s), in_dims)))
+            for ours, theirs in zip(found, expected):
+                torch.testing.assert_close(ours[i], theirs)
 
 
 def test_second_derivatives_are_refused():

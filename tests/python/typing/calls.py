@@ -35,8 +35,8 @@ def rows(x: np.ndarray, chosen: bool) -> None:
 
 def rules(x: np.ndarray, path: Path) -> None:
     every: list[whet.Rule] = [
-        whet.NoRule(), whet.Paper(), whet.Fixed(2.0), whet.LogLength(16, 0.8), whet.SSMax(0.4), whet.TargetEntropy(0.2),
-        whet.TargetPeak(0.9), whet.Polynomial((0.3, 1.2), hold=4.0), whet.Polynomial.load(path)]
+        whet.NoRule(), whet.Paper(), whet.Fixed(2.0), whet.LogLength(16, 0.8), whet.SSMax(0.4), whet.LogPower(1, 0.5, 2.0),
+        whet.Llama4(8192), whet.TargetEntropy(0.2), whet.TargetPeak(0.9), whet.Polynomial((0.3, 1.2), hold=4.0), whet.Polynomial.load(path)]
     names: list[whet.RuleLike] = ["paper", None, *every]
     assert_type([whet.rule(name).name for name in names], list[str])
     assert_type(whet.rule("paper").beta(whet.states(x)), np.ndarray)
@@ -52,6 +52,9 @@ def heads(q: np.ndarray) -> None:
     assert_type(whet.attention(q, q, q, top_k=3, tile_counts=True), Any)
     assert_type(whet.attention(q, q, q, return_saved=True), Any)
     assert_type(whet.attention_backward(q, q, q, q, is_causal=True, bias=q, saved=q).dquery, np.ndarray)
+    assert_type(whet.linear_attention(q, q, q, is_causal=True, lengths=[3]), np.ndarray)
+    linear: whet.LinearAttentionGradients = whet.linear_attention_backward(q, q, q, q)
+    assert_type(linear.dkey, np.ndarray)
     gradients: whet.AttentionGradients = whet.attention_backward(q, q, q, q, rule="paper")
     extras = whet.Extras(tile_counts=whet.TileCounts(2, 1))
     assert_type((extras.tile_counts, gradients.dbias), tuple[whet.TileCounts | None, np.ndarray | None])
@@ -79,6 +82,9 @@ def of_torch(x: torch.Tensor, chosen: bool) -> None:
     assert_type(whet.torch.Extras().top_keys, Any)
     layers = whet.torch.Softmax(rule="paper"), whet.torch.MultiheadAttention(8, 2, rule=["paper", None])
     assert_type(layers, tuple[whet.torch.Softmax, whet.torch.MultiheadAttention])
+    assert_type(whet.torch.LengthScale(2, "ssmax", init=0.4, dtype=torch.float64).heads, int)
+    assert_type(whet.torch.LengthScale(2, init=(1, 0, 2.0)).forward(x), torch.Tensor)
+    assert_type(whet.torch.linear_attention(x, x, x, True, lengths=[3]), torch.Tensor)
     whet.torch.attention(x, x, x, window="3")  # type: ignore[call-overload]
 
 
@@ -90,4 +96,5 @@ def of_jax(x: jax.Array, chosen: bool) -> None:
     assert_type(whet.jax.attention(x, x, x, is_causal=True, local_window_size=(2, None)), jax.Array)
     assert_type(whet.jax.attention(x, x, x, return_stats=True), tuple[jax.Array, whet.Stats])
     assert_type(whet.jax.attention(x, x, x, top_k=2), Any)
+    assert_type(whet.jax.linear_attention(x, x, x, is_causal=True), jax.Array)
     whet.jax.softmax(x, hold_beta="yes")  # type: ignore[call-overload]

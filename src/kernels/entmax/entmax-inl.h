@@ -1,0 +1,408 @@
+// Entmax (Peters, Niculae, Martins, 2019) and sparsemax (Martins, Astudillo, 2016): with s = beta x,
+//
+//     w = ((alpha - 1) s - tau)_+ ^ p,   p = 1 / (alpha - 1),   tau such that the weights sum to 1
+//
+// alpha = 2 is sparsemax; towards 1 it becomes softmax. With s measured from its maximum, tau lies in [-1, 0)
+// and no key more than p / beta below the maximum has weight: the others never take part.
+//
+//     sums     of v^p and v^(p-1) over the keys, v = ((alpha - 1) s - tau)_+, first at tau = -1. The sweep
+//              moves the vectors that hold a key with v > 0 together in scratch, so that the next reads only
+//              them
+//     step     Newton's for (sum v^p)^(1/p) = 1, which is convex in tau for p >= 1: it rises to the solution
+//              and never passes it, so keys that are out stay out. alpha > 2: Newton's within a bracket
+//     weights  v^p in one sweep over the row
+//
+// Limit: 6 operations per key for the first sweep and 5 for the last (sparsemax, alpha = 1.5), about two
+// thirds of one exponential, and four to six sweeps over what little is left between them. Other alpha take a
+// logarithm and an exponential in float64 per key and step.
+//
+// Backward: q = v^(p-1) is dw/ds for a fixed tau, and dL/ds = q (g - sum q g / sum q).
+#if defined(WHET_KERNELS_ENTMAX_ENTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef WHET_KERNELS_ENTMAX_ENTMAX_INL_H_
+#undef WHET_KERNELS_ENTMAX_ENTMAX_INL_H_
+#else
+#define WHET_KERNELS_ENTMAX_ENTMAX_INL_H_
+#endif
+
+#include <hwy/contrib/math/math-inl.h>
+#include <whet/rule.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <optional>
+#include <type_traits>
+
+#include "core/normalizer.h"
+#include "kernels/row/elementwise-inl.h"
+#include "kernels/row/row-inl.h"
+#include "kernels/row/sweep-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace whet {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// v^p and v^(p-1) for v >= 0: 0 where v is 0, NaN where it is NaN. A threshold is kept as `stored`, so that a
+// float of it loses nothing that shows.
+struct PowerOne {
+  static constexpr double p = 1;
+  double stored(double tau) const { return tau; }
+  double tau(double stored) const { return stored; }
+
+  template <class D, class V = hn::Vec<D>>
+  HWY_INLINE void Raise(D d, V y, V slope, V tau, V& high, V& low) const {
+    const V v = hn::MulSub(y, slope, tau);
+    const auto out = hn::Le(v, hn::Zero(d));
+    high = hn::IfThenZeroElse(out, v);
+    low = hn::IfThenZeroElse(out, hn::Set(d, hn::TFromD<D>(1)));
+  }
+};
+
+struct PowerTwo {
+  static constexpr double p = 2;
+  double stored(double tau) const { return tau; }
+  double tau(double stored) const { return stored; }
+
+  template <class D, class V = hn::Vec<D>>
+  HWY_INLINE void Raise(D d, V y, V slope, V tau, V& high, V& low) const {
+    const V v = hn::MulSub(y, slope, tau);
+    low = hn::IfThenZeroElse(hn::Le(v, hn::Zero(d)), v);
+    high = hn::Mul(low, low);
+  }
+};
+
+// In float64, since an error of ln v is multiplied by p.
+struct PowerAny {
+  double p, slope64, tau64;
+
+  // Near alpha = 1, tau is close to -1 and what matters is how far from it.
+  double stored(double tau) const { return p > 16 ? (1 + tau) * p : tau; }
+  double tau(double stored) const { return p > 16 ? stored / p - 1 : stored; }
+
+  HWY_INLINE void Raise(hn::ScalableTag<double> d, hn::Vec<hn::ScalableTag<double>> y,
+                        hn::Vec<hn::ScalableTag<double>> /*slope*/, hn::Vec<hn::ScalableTag<double>> /*tau*/,
+                        hn::Vec<hn::ScalableTag<double>>& high, hn::Vec<hn::ScalableTag<double>>& low) const {
+    const auto v = hn::MulSub(y, hn::Set(d, slope64), hn::Set(d, tau64));
+    const auto out = hn::Le(v, hn::Set(d, std::numeric_limits<double>::min()));
+    const auto inside = hn::IfThenElse(out, hn::Set(d, 1.0), v);
+    const auto power =
+        hn::Exp(d, hn::Max(hn::Set(d, -700.0), hn::Mul(hn::Set(d, p - 1), hn::Log(d, inside))));
+    const auto number = hn::Eq(v, v);  // Exp forgets NaN
+    low = hn::IfThenElse(number, hn::IfThenZeroElse(out, power), v);
+    high = hn::Mul(low, hn::IfThenZeroElse(out, inside));
+  }
+
+#if HWY_TARGET == HWY_SCALAR
+  HWY_INLINE void Raise(hn::ScalableTag<float> d, hn::Vec<hn::ScalableTag<float>> y,
+                        hn::Vec<hn::ScalableTag<float>> slope, hn::Vec<hn::ScalableTag<float>> tau,
+                        hn::Vec<hn::ScalableTag<float>>& high, hn::Vec<hn::ScalableTag<float>>& low) const {
+    const hn::ScalableTag<double> dd;
+    (void)slope, (void)tau;
+    auto wide_high = hn::Zero(dd), wide_low = wide_high;
+    Raise(dd, hn::PromoteTo(dd, y), wide_high, wide_low, wide_high, wide_low);
+    high = hn::DemoteTo(d, wide_high);
+    low = hn::DemoteTo(d, wide_low);
+  }
+#else
+  HWY_INLINE void Raise(hn::ScalableTag<float> d, hn::Vec<hn::ScalableTag<float>> y,
+                        hn::Vec<hn::ScalableTag<float>> slope, hn::Vec<hn::ScalableTag<float>> tau,
+                        hn::Vec<hn::ScalableTag<float>>& high, hn::Vec<hn::ScalableTag<float>>& low) const {
+    const hn::ScalableTag<double> dd;
+    const hn::Half<hn::ScalableTag<float>> half;
+    (void)slope, (void)tau;
+    const auto none = hn::Zero(dd);
+    auto high_a = none, low_a = none, high_b = none, low_b = none;
+    Raise(dd, hn::PromoteTo(dd, hn::LowerHalf(half, y)), none, none, high_a, low_a);
+    Raise(dd, hn::PromoteTo(dd, hn::UpperHalf(half, y)), none, none, high_b, low_b);
+    high = hn::Combine(d, hn::DemoteTo(half, high_b), hn::DemoteTo(half, high_a));
+    low = hn::Combine(d, hn::DemoteTo(half, low_b), hn::DemoteTo(half, low_a));
+  }
+#endif
+};
+
+// The power of a normalizer at an inverse temperature and a threshold.
+template <class Power>
+HWY_INLINE Power PowerAt(const Power& power, double /*slope*/, double /*tau*/) {
+  return power;
+}
+HWY_INLINE PowerAny PowerAt(const PowerAny& power, double slope, double tau) { return {power.p, slope, tau}; }
+
+struct PowerSums {
+  double high = 0, low = 0;  // of v^p and of v^(p-1)
+};
+
+// Sums over n keys at the threshold tau; those of vectors that hold a key above it are moved together in
+// `kept` (null: nowhere; may be x), and `left` is how many keys that are.
+template <class Power, typename T>
+HWY_NOINLINE PowerSums SumPowers(const Power& power, const T* x, std::int64_t n, T top, double slope,
+                                 double tau, T* kept, std::int64_t& left) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  const Power at = PowerAt(power, slope, tau);
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const V max = hn::Set(d, top), factor = hn::Set(d, static_cast<T>(slope));
+  const V threshold = hn::Set(d, static_cast<T>(tau));
+  WideVec high_a = hn::Zero(hn::ScalableTag<double>()), high_b = high_a, low_a = high_a, low_b = high_a;
+  V high_sum = hn::Zero(d), low_sum = high_sum;
+  const auto add = [&](V keys) HWY_ATTR {
+    V high, low;
+    at.Raise(d, hn::Sub(keys, max), factor, threshold, high, low);
+    high_sum = hn::Add(high_sum, high);
+    low_sum = hn::Add(low_sum, low);
+    return low;
+  };
+  const auto widen = [&]() HWY_ATTR {
+    AddWide(high_sum, high_a, high_b);
+    AddWide(low_sum, low_a, low_b);
+    high_sum = low_sum = hn::Zero(d);
+  };
+  std::int64_t i = 0;
+  left = 0;
+  while (i + lanes <= n) {
+    const std::int64_t end = std::min(n - n % lanes, i + RunKeys<T>());
+    if (kept == nullptr) {
+      for (; i < end; i += lanes) add(hn::LoadU(d, x + i));
+    } else {
+      for (; i < end; i += lanes) {
+        const V keys = hn::LoadU(d, x + i);
+        const V low = add(keys);
+        hn::StoreU(keys, d, kept + left);  // left <= i: nothing unread is overwritten
+        left += hn::AllTrue(d, hn::Eq(low, hn::Zero(d))) ? 0 : lanes;
+      }
+    }
+    widen();
+  }
+  if (i < n) {
+    HWY_ALIGN T buffer[HWY_MAX_BYTES / sizeof(T)];
+    std::fill_n(std::copy_n(x + i, n - i, buffer), lanes - (n - i), kMinusInfinity<T>);
+    add(hn::Load(d, buffer));
+    widen();
+    if (kept != nullptr) std::copy_n(x + i, n - i, kept + left);
+    left += n - i;
+  }
+  return {TotalWide<T>(high_a, high_b), TotalWide<T>(low_a, low_b)};
+}
+
+// The keys that a search still has to look at: the row's runs, or what was kept of them in scratch.
+template <class Power, typename T>
+class EntmaxKeys {
+ public:
+  EntmaxKeys(const Power& power, const Runs<T>& runs, T top, double slope)
+      : power_(power), runs_(runs), top_(top), slope_(slope) {}
+
+  // `drop`: keys at or below tau needn't be looked at again.
+  HWY_INLINE PowerSums Sum(double tau, bool drop) {
+    T* const scratch = runs_.row.scratch;
+    PowerSums sums;
+    std::int64_t left = 0;
+    if (kept_ >= 0) {
+      sums = SumPowers(power_, static_cast<const T*>(scratch), kept_, top_, slope_, tau,
+                       drop ? scratch : nullptr, left);
+      if (drop) kept_ = left;
+      return sums;
+    }
+    std::int64_t total = 0;
+    runs_.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR {
+      const PowerSums more = SumPowers(power_, runs_.row.x + begin, end - begin, top_, slope_, tau,
+                                       drop && scratch != nullptr ? scratch + total : nullptr, left);
+      sums.high += more.high;
+      sums.low += more.low;
+      total += left;
+    });
+    if (drop && scratch != nullptr) kept_ = total;
+    return sums;
+  }
+
+ private:
+  const Power& power_;
+  const Runs<T>& runs_;
+  T top_;
+  double slope_;
+  std::int64_t kept_ = -1;  // how many keys lie in scratch; -1: none were moved there
+};
+
+// A step this small, relative to tau and times p, is the last: Newton's next would be its square.
+template <typename T>
+inline constexpr double kLastStep = sizeof(T) == sizeof(float) ? 0x1p-16 : 0x1p-30;
+
+// The nearest tau that the power works with.
+template <class Power, typename T>
+HWY_INLINE double RoundedTau(double tau) {
+  return std::is_same_v<Power, PowerAny> ? tau : static_cast<double>(static_cast<T>(tau));
+}
+
+// alpha <= 2, from the sums at tau = -1. Newton's steps for the norm (sum v^p)^(1/p) = 1.
+template <class Power, typename T>
+HWY_INLINE double ClimbToTau(const Power& power, EntmaxKeys<Power, T>& keys, PowerSums sums, double highest) {
+  constexpr int kMostSteps = 100;  // it takes four to eight
+  double tau = -1;
+  for (int step = 0; step < kMostSteps; ++step) {
+    const double log_norm = std::log(sums.high) / power.p;
+    const double climb = std::expm1(log_norm) * std::exp((power.p - 1) * log_norm) / sums.low;
+    const double next = RoundedTau<Power, T>(std::clamp(tau + climb, -1.0, highest));
+    if (!(climb * power.p > kLastStep<T> * -tau)) return next;
+    if (next <= tau) return tau;
+    tau = next;
+    sums = keys.Sum(tau, true);
+  }
+  return tau;
+}
+
+// alpha > 2, where the sum isn't convex: Newton's steps while they stay within a bracket and halve it.
+template <class Power, typename T>
+HWY_INLINE double BracketTau(const Power& power, EntmaxKeys<Power, T>& keys, PowerSums sums, double highest) {
+  double low = -1, high = highest, tau = -1;
+  while (high - low > 0x1p-52 * -low) {
+    const double width = high - low;
+    double next = tau + (sums.high - 1) / (power.p * sums.low);
+    const bool inside = next > low && next < high && next != tau;
+    if (inside && std::abs(next - tau) <= kLastStep<T> * -tau * 0x1p-8) return next;
+    if (!inside) next = 0.5 * (low + high);
+    if (next <= low || next >= high) return next;
+    tau = next;
+    sums = keys.Sum(tau, false);
+    if (sums.high == 1) return tau;
+    (sums.high > 1 ? low : high) = tau;
+    if (high - low > 0.5 * width) {
+      tau = 0.5 * (low + high);
+      if (tau <= low || tau >= high) return tau;
+      sums = keys.Sum(tau, false);
+      (sums.high > 1 ? low : high) = tau;
+    }
+  }
+  return tau;
+}
+
+// tau in [-1, 0); NaN if a key is NaN; 0 if none is visible.
+template <class Power, typename T>
+HWY_NOINLINE double FindTau(const Power& power, const Runs<T>& runs, T top, double slope) {
+  EntmaxKeys<Power, T> keys(power, runs, top, slope);
+  const PowerSums sums = keys.Sum(-1, true);
+  if (!(sums.high > 0)) return sums.high;
+  // The largest weight is at least 1 / n.
+  const double highest = -std::pow(static_cast<double>(runs.row.size()), -1 / power.p);
+  return power.p >= 1 ? ClimbToTau(power, keys, sums, highest) : BracketTau(power, keys, sums, highest);
+}
+
+// The elements of entmax: dw/ds = q, and q couples the keys of its support.
+template <class Power, typename T>
+struct EntmaxElements {
+  static constexpr bool kCouples = true, kDivides = true, kShifts = true;
+  Power power;
+  T top, slope, tau;
+
+  template <class D, class V = hn::Vec<D>>
+  HWY_INLINE V Weight(D d, V x) const {
+    V high, low;
+    power.Raise(d, hn::Sub(x, hn::Set(d, top)), hn::Set(d, slope), hn::Set(d, tau), high, low);
+    return high;
+  }
+
+  template <class D, class V = hn::Vec<D>>
+  HWY_INLINE void Slopes(D d, V x, V& w, V& a, V& b, V& c) const {
+    power.Raise(d, hn::Sub(x, hn::Set(d, top)), hn::Set(d, slope), hn::Set(d, tau), w, a);
+    b = c = a;
+  }
+};
+
+template <class Power, typename T>
+HWY_INLINE EntmaxElements<Power, T> ElementsOf(const Power& power, double top, double slope, double tau) {
+  return {PowerAt(power, slope, tau), static_cast<T>(top), static_cast<T>(slope), static_cast<T>(tau)};
+}
+
+// What sparsemax, entmax15 and entmax:A share. `Family` says which power belongs to a parameter.
+template <class Family>
+struct EntmaxOf {
+  static constexpr bool kUsesBeta = true;
+  static constexpr bool kIsExponential = false;
+  static constexpr bool kNeedsCount = false;
+  static constexpr bool kNeedsScratch = true;
+  static constexpr bool kSavesThreshold = true;
+  static constexpr bool kMergesShards = false;
+
+  // Exact: a key that deep has weight 0.
+  template <typename T>
+  static double Reach(const RowInput<T>& row, const RowResult<T>& result, double /*epsilon*/) {
+    double reach = 0;
+    Family::With(row.parameter, [&](const auto& power) { reach = power.p / result.beta; });
+    return reach;
+  }
+
+  template <typename T>
+  static HWY_INLINE void Weigh(const Runs<T>& runs, bool /*moments*/, T* out, const T* /*next*/,
+                               RowResult<T>& result) {
+    Family::With(runs.row.parameter, [&](const auto& power) HWY_ATTR {
+      using Power = std::remove_cvref_t<decltype(power)>;
+      const double slope = result.beta / power.p;
+      double tau = FindTau(power, runs, result.top, slope);
+      result.sums = {.z = tau};
+      if (!(tau < 0)) return;
+      result.threshold = power.stored(tau);
+      tau = power.tau(static_cast<double>(static_cast<T>(result.threshold)));  // as backward will read it
+      const auto elements = ElementsOf<Power, T>(power, static_cast<double>(result.top), slope, tau);
+      result.sums.z = WeighElements(runs, elements, out);
+    });
+  }
+
+  template <typename T>
+  static double Peak(const RowInput<T>& row, const RowResult<T>& result) {
+    double peak = 0;
+    Family::With(row.parameter, [&](const auto& power) {
+      const double y = static_cast<double>(result.key_max) - static_cast<double>(result.top);
+      const double v = result.beta / power.p * y - power.tau(result.threshold);
+      peak = v > 0 ? std::pow(v, power.p) : 0;
+    });
+    return peak;
+  }
+
+  template <typename T>
+  static HWY_INLINE void Backward(const RowGradient<T>& row, const Rule& rule, bool moves) {
+    Family::With(row.parameter, [&](const auto& power) HWY_ATTR {
+      using Power = std::remove_cvref_t<decltype(power)>;
+      BackwardElements(row,
+                       ElementsOf<Power, T>(power, row.saved.top, row.saved.beta / power.p,
+                                            power.tau(row.saved.threshold)),
+                       rule, moves);
+    });
+  }
+};
+
+struct Sparsemax : EntmaxOf<Sparsemax> {
+  static constexpr const char* kName = "sparsemax";
+  static constexpr std::optional<core::ParameterRange> kParameter{};
+
+  template <class Body>
+  static HWY_INLINE void With(double /*alpha*/, const Body& body) {
+    body(PowerOne{});
+  }
+};
+
+struct Entmax15 : EntmaxOf<Entmax15> {
+  static constexpr const char* kName = "entmax15";
+  static constexpr std::optional<core::ParameterRange> kParameter{};
+
+  template <class Body>
+  static HWY_INLINE void With(double /*alpha*/, const Body& body) {
+    body(PowerTwo{});
+  }
+};
+
+struct Entmax : EntmaxOf<Entmax> {
+  static constexpr const char* kName = "entmax";
+  static constexpr std::optional<core::ParameterRange> kParameter{{.above = 1, .most = 4}};
+
+  template <class Body>
+  static HWY_INLINE void With(double alpha, const Body& body) {
+    if (alpha == 2) return Sparsemax::With(alpha, body);
+    if (alpha == 1.5) return Entmax15::With(alpha, body);
+    body(PowerAny{.p = 1 / (alpha - 1), .slope64 = 0, .tau64 = 0});
+  }
+};
+
+}  // namespace HWY_NAMESPACE
+}  // namespace whet
+HWY_AFTER_NAMESPACE();
+
+#endif  // WHET_KERNELS_ENTMAX_ENTMAX_INL_H_

@@ -1,0 +1,102 @@
+// Weights of every normalizer in long double, as their definitions say and by no method of the library's:
+// sorts and bisection. Gradients are finite differences of these.
+#ifndef WHET_TESTS_NORMALIZER_ORACLE_H_
+#define WHET_TESTS_NORMALIZER_ORACLE_H_
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <cstdlib>
+#include <limits>
+#include <string>
+#include <vector>
+
+namespace whet::oracle {
+
+using Long = long double;
+using Logits = std::vector<Long>;  // -inf: hidden
+
+inline Long largest(const Logits& x) {
+  Long max = -std::numeric_limits<Long>::infinity();
+  for (const Long v : x) max = std::max(max, v);
+  return max;
+}
+
+inline bool is_visible(Long x) { return x > -std::numeric_limits<Long>::infinity(); }
+
+inline Long visible_count(const Logits& x) {
+  return static_cast<Long>(std::count_if(x.begin(), x.end(), is_visible));
+}
+
+inline Logits divided(Logits w) {
+  Long sum = 0;
+  for (const Long v : w) sum += v;
+  for (Long& v : w) v = sum == 0 ? 0 : v / sum;
+  return w;
+}
+
+inline Logits entmax(const Logits& s, Long alpha) {
+  const Long top = largest(s);
+  const auto weights = [&](Long tau) {
+    Logits w(s.size(), 0);
+    for (std::size_t i = 0; i < s.size(); ++i) {
+      const Long v = is_visible(s[i]) ? (alpha - 1) * (s[i] - top) - tau : -1;
+      if (v > 0) w[i] = alpha == 2 ? v : alpha == 1.5L ? v * v : std::pow(v, 1 / (alpha - 1));
+    }
+    return w;
+  };
+  Long low = -1, high = 0;
+  for (int step = 0; step < 80; ++step) {
+    const Long tau = (low + high) / 2;
+    Long sum = 0;
+    for (const Long v : weights(tau)) sum += v;
+    (sum > 1 ? low : high) = tau;
+  }
+  return divided(weights(low));
+}
+
+inline Logits softmax_from(const Logits& s, Long least) {
+  const Long top = largest(s);
+  Logits w(s.size(), 0);
+  for (std::size_t i = 0; i < s.size(); ++i) {
+    if (is_visible(s[i]) && s[i] >= least) w[i] = std::exp(s[i] - top);
+  }
+  return divided(w);
+}
+
+// Weights of the normalizer `name` at s = beta x.
+inline Logits weights_of(const std::string& name, const Logits& s) {
+  const std::size_t colon = name.find(':');
+  const std::string kind = name.substr(0, colon);
+  const Long parameter = colon == name.npos ? 0 : std::strtold(name.c_str() + colon + 1, nullptr);
+  if (visible_count(s) == 0) return Logits(s.size(), 0);
+  if (kind == "softmax") return softmax_from(s, -std::numeric_limits<Long>::infinity());
+  if (kind == "sparsemax") return entmax(s, 2);
+  if (kind == "entmax15") return entmax(s, 1.5L);
+  if (kind == "entmax") return entmax(s, parameter);
+  if (kind == "hard" || kind == "straight-through") return softmax_from(s, largest(s));
+  if (kind == "top-k") {
+    Logits sorted = s;
+    std::sort(sorted.rbegin(), sorted.rend());
+    return softmax_from(s, sorted[std::min(sorted.size(), static_cast<std::size_t>(parameter)) - 1]);
+  }
+  Logits w(s.size(), 0);
+  const Long n = visible_count(s);
+  Long z = 0;
+  for (std::size_t i = 0; i < s.size(); ++i) {
+    if (!is_visible(s[i])) continue;
+    if (kind == "sigmoid") w[i] = 1 / (1 + n * std::exp(-s[i]));
+    if (kind == "relu") w[i] = std::max<Long>(0, s[i]) / n;
+    if (kind == "softpick") w[i] = std::max<Long>(0, std::expm1(s[i]));
+    z += std::abs(std::expm1(s[i]));
+  }
+  for (Long& v : w) v = kind != "softpick" ? v : z == 0 ? 0 : v / z;
+  return w;
+}
+
+// Whether backward is the derivative of forward, and the largest slope of a weight may be any number.
+inline bool has_gradient(const std::string& name) { return name != "hard" && name != "straight-through"; }
+
+}  // namespace whet::oracle
+
+#endif  // WHET_TESTS_NORMALIZER_ORACLE_H_
