@@ -4,6 +4,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "files/text.h"
@@ -226,6 +227,73 @@ std::vector<std::string> common_rules(const std::vector<results::SizeComparison>
   return names;
 }
 
+// ---- runs ranked as they were trained
+
+// How the heads of a run were trained to weigh: their own rule and normalizer, else plain softmax.
+const char* trained_rule(const Reproduction& results) {
+  return results.summary.front().rules.find("trained") == nullptr ? "softmax" : "trained";
+}
+
+std::vector<std::int64_t> common_sizes(const std::vector<results::NamedResults>& runs) {
+  std::vector<std::int64_t> common;
+  for (const SizeSummary& size : std::get<Reproduction>(runs.front().results).summary) {
+    const bool everywhere = std::ranges::all_of(runs, [&](const results::NamedResults& run) {
+      const auto& summary = std::get<Reproduction>(run.results).summary;
+      return std::ranges::find(summary, size.items, &SizeSummary::items) != summary.end();
+    });
+    if (everywhere) common.push_back(size.items);
+  }
+  return common;
+}
+
+double accuracy_of(const Reproduction& results, std::int64_t items, const char* rule) {
+  const auto size = std::ranges::find(results.summary, items, &SizeSummary::items);
+  const results::RuleSummary* summary = size == results.summary.end() ? nullptr : size->rules.find(rule);
+  return summary == nullptr ? NAN : summary->accuracy;
+}
+
+// The median over heads.
+std::string resolution_text(const Reproduction& results) {
+  std::vector<double> all;
+  for (const Model& model : results.models) {
+    if (std::isfinite(model.diagnosis.resolution)) all.push_back(model.diagnosis.resolution);
+  }
+  if (all.empty()) return "-";
+  std::ranges::sort(all);
+  return fixed((all[(all.size() - 1) / 2] + all[all.size() / 2]) / 2, 0);
+}
+
+// The best at the largest size first.
+std::string ranking_table(const std::vector<results::NamedResults>& runs,
+                          const std::vector<std::int64_t>& sizes) {
+  const std::int64_t last = sizes.back();
+  std::vector<const results::NamedResults*> ranked;
+  for (const results::NamedResults& run : runs) ranked.push_back(&run);
+  const auto score = [&](const results::NamedResults* run) {
+    const auto& results = std::get<Reproduction>(run->results);
+    const double accuracy = accuracy_of(results, last, trained_rule(results));
+    return std::isnan(accuracy) ? -1 : accuracy;
+  };
+  std::ranges::stable_sort(ranked, std::greater(), score);
+  std::vector<std::string> head{"run", "heads"};
+  for (const std::int64_t items : sizes) head.push_back(std::to_string(items));
+  for (const char* name : {"ceiling", "lost to dispersion", "lost to misranking", "median n*"}) {
+    head.emplace_back(name);
+  }
+  Table table(head);
+  for (const results::NamedResults* run : ranked) {
+    const auto& results = std::get<Reproduction>(run->results);
+    const double ceiling = accuracy_of(results, last, "hard");
+    std::vector<std::string> row{run->name, std::to_string(results.models.size())};
+    for (const std::int64_t items : sizes) row.push_back(accuracy_at(*run, items, trained_rule(results)));
+    row.insert(row.end(),
+               {percent(ceiling), percent(ceiling - accuracy_of(results, last, trained_rule(results))),
+                percent(1 - ceiling), resolution_text(results)});
+    table.add(row);
+  }
+  return table.text();
+}
+
 std::string difference_table(const results::NamedResults& base, const results::NamedResults& other,
                              const std::vector<results::SizeComparison>& sizes, const std::string& rule) {
   Table table({"items", base.name, other.name, "difference [95 % interval]", "p"});
@@ -242,6 +310,11 @@ std::string difference_table(const results::NamedResults& base, const results::N
 std::string markdown_comparison(const std::vector<results::NamedResults>& runs,
                                 const std::vector<results::Comparison>& comparisons) {
   std::string text;
+  const std::vector<std::int64_t> sizes_of_all = common_sizes(runs);
+  if (!sizes_of_all.empty()) {
+    text += "## Runs ranked as they were trained, % of sets; the last columns at " +
+            std::to_string(sizes_of_all.back()) + " items\n\n" + ranking_table(runs, sizes_of_all);
+  }
   for (const results::Comparison& comparison : comparisons) {
     const results::NamedResults& base = runs[static_cast<std::size_t>(comparison.against)];
     const results::NamedResults& other = runs[static_cast<std::size_t>(comparison.run)];

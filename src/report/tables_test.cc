@@ -73,6 +73,23 @@ TEST(Tables, OfResultsWithHolesSayNothingThere) {
   EXPECT_NE(markdown_tables(some), text);
 }
 
+TEST(Tables, RankRunsAsTheyWereTrained) {
+  results::Reproduction plain = example(), sparse = example(), worse = example();
+  for (auto& [run, accuracy] : {std::pair(&sparse, 0.7), std::pair(&worse, 0.3)}) {
+    run->summary[0].rules.set("trained", {.accuracy = accuracy, .deviation = NAN});
+  }
+  worse.models[0].diagnosis.resolution = NAN;
+  worse.summary[0].rules.set("hard", {.accuracy = NAN, .deviation = NAN});
+  const std::string text = markdown_comparison({{"worse", worse}, {"plain", plain}, {"sparse", sparse}}, {});
+  EXPECT_EQ(text,
+            "## Runs ranked as they were trained, % of sets; the last columns at 64 items\n\n"
+            "|    run | heads |   64 | ceiling | lost to dispersion | lost to misranking | median n* |\n"
+            "|-------:|------:|-----:|--------:|-------------------:|-------------------:|----------:|\n"
+            "| sparse |     1 | 70.0 |    80.0 |               10.0 |               20.0 |       400 |\n"
+            "|  plain |     1 | 50.0 |    80.0 |               30.0 |               20.0 |       400 |\n"
+            "|  worse |     1 | 30.0 |       - |                  - |                  - |         - |\n");
+}
+
 TEST(Tables, CsvQuotesNames) {
   results::Reproduction some = example();
   some.models[0].sizes[0].rules = {};

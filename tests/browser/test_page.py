@@ -146,6 +146,7 @@ def test_several_runs_are_compared(browser, drawn, results):
     assert browser.problems() == []
     assert set(FIGURES) - set(figures(browser)) == {"gains", "calibrated"}
     assert "half differs from whole" in browser.texts("h1")[0]
+    assert browser.texts("td[data-run]") == ["whole", "half"]  # the better one first
     differences = browser.texts('td[data-field="difference"]')
     expected = [-50 * size["rules"]["target_entropy"]["accuracy"] for size in results["summary"]]
     assert [float(d.replace("−", "-")) for d in differences] == pytest.approx(expected, abs=0.051)

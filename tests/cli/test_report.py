@@ -97,7 +97,8 @@ def test_runs_without_a_common_seed_have_no_test(here_with_runs):
 def test_tables_of_one_run_and_of_several(here_with_runs):
     assert ok("report", "a", "--format", "md") == (here_with_runs / "a/tables.md").read_text()
     text = ok("report", "a", "b", "--format", "md")
-    assert text.startswith("## b against a, % of sets; difference in points, paired over 2 seeds\n\n### softmax\n")
+    assert text.startswith("## Runs ranked as they were trained, % of sets; the last columns at 64 items\n\n")
+    assert "\n## b against a, % of sets; difference in points, paired over 2 seeds\n\n### softmax\n" in text
     assert ok("report", "a", "b", "--format", "md", "--out", "c.md") == "" and (here_with_runs / "c.md").read_text() == text
 
 

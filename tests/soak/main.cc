@@ -29,10 +29,12 @@ namespace whet::soak {
 namespace {
 
 constexpr Check kChecks[] = {
-    {"softmax", 30, check_softmax},
-    {"sharpen", 10, check_sharpen},
-    {"states", 8, check_states},
-    {"softmax_backward", 16, check_softmax_backward},
+    {"softmax", 22, check_softmax},
+    {"sharpen", 8, check_sharpen},
+    {"states", 6, check_states},
+    {"softmax_backward", 14, check_softmax_backward},
+    {"normalizers", 8, check_normalizers},
+    {"normalizers_backward", 6, check_normalizers_backward},
     {"attention", 12, check_attention},
     {"attention_backward", 6, check_attention_backward},
     {"shards", 4, check_shards},

@@ -134,6 +134,10 @@ void check_sharpen(const Case& c, Tally& tally);
 void check_states(const Case& c, Tally& tally);
 void check_softmax_backward(const Case& c, Tally& tally);
 
+// normalizers.cc
+void check_normalizers(const Case& c, Tally& tally);
+void check_normalizers_backward(const Case& c, Tally& tally);
+
 // attention.cc
 void check_attention(const Case& c, Tally& tally);
 void check_attention_backward(const Case& c, Tally& tally);

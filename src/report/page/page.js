@@ -76,7 +76,10 @@ function drawReproductions(data) {
   const one = runs.length === 1;
   header(one ? `reproduction of “softmax is not enough”, ${runs[0].name}` : "runs compared", ...(one ? runHeadline(runs[0]) : comparisonHeadline(data)));
   if (one) addPaperTable(section("The paper’s Table 1, and these heads"), runs[0]);
-  else addComparisonTable(section("Differences"), data);
+  else {
+    addRanking(section("Ranked as they were trained"), runs);
+    addComparisonTable(section("Differences"), data);
+  }
   addHeatMap(section("Where the weights go"), runs);
   const accuracy = section("Accuracy against size");
   addAccuracy(accuracy, runs);

@@ -98,7 +98,39 @@ function addRuleTable(parent, run) {
   );
 }
 
-// ---- several runs
+// ---- several runs, as they were trained
+
+// Under their own rule and normalizer, else plain softmax; the best at the largest size first.
+function addRanking(parent, runs) {
+  const sizes = runs.map((run) => summaryOf(run).map((size) => size.items)).reduce((a, b) => a.filter((items) => b.includes(items)));
+  if (sizes.length === 0) return;
+  const last = sizes[sizes.length - 1];
+  const entry = (run, items, rule) => own(summaryOf(run).find((size) => size.items === items)?.rules, rule);
+  const trained = (run) => (rulesOf(run).includes("trained") ? "trained" : "softmax");
+  const score = (run) => entry(run, last, trained(run))?.accuracy ?? -1;
+  const ranked = [...runs].sort((a, b) => score(b) - score(a));
+  parent.append(
+    table(
+      `Accuracy, % of sets: mean ± standard deviation over heads. The last columns at ${count(last)} items, in points`,
+      ["run", "trained with", ...sizes.map(count), "ceiling", "lost to dispersion", "lost to misranking", "median n*"],
+      ranked.map((run) => {
+        const [ceiling, accuracy] = [entry(run, last, "hard")?.accuracy, entry(run, last, trained(run))?.accuracy];
+        const resolutions = modelsOf(run).map((model) => model.diagnosis.resolution).filter(isNumber);
+        return [
+          { text: run.name, "data-run": run.name },
+          own(modelsOf(run)[0].rules, "trained") ?? "softmax",
+          ...sizes.map((items) => withDeviation(entry(run, items, trained(run)))),
+          isNumber(ceiling) ? percent(ceiling) : "–",
+          isNumber(ceiling) && isNumber(accuracy) ? percent(ceiling - accuracy) : "–",
+          isNumber(ceiling) ? percent(1 - ceiling) : "–",
+          short(d3.median(resolutions)),
+        ];
+      }),
+    ),
+  );
+}
+
+// ---- several runs, rule by rule
 
 function addComparisonTable(parent, data) {
   const rules = commonRules(data.runs);
