@@ -57,6 +57,7 @@ void fit(const FitArguments& arguments) {
   std::vector<lab::FitPoint> points;
   std::string names;
   for (const lab::Run& run : runs) {
+    options.architecture = run.recipe.architecture;
     const auto part = lab::fit_points(run.parameters, options);
     points.insert(points.end(), part.begin(), part.end());
     names += " " + files::escaped(run.folder);
@@ -98,16 +99,17 @@ void calibrate(const CalibrateArguments& arguments) {
     throw Error("--method: is '" + arguments.method + "', must be classes or pairs");
   }
   lab::Run run = lab::load_run(arguments.run);
-  const double before = lab::diagnose(run.parameters).resolution;
+  const double before = lab::diagnose(run.parameters, run.recipe.architecture).resolution;
   const lab::Calibration result = lab::calibrate(
       run.parameters,
       arguments.method == "pairs" ? lab::CalibrationMethod::pairs : lab::CalibrationMethod::classes,
-      arguments.seed);
+      arguments.seed, run.recipe.architecture);
   run.parameters = result.parameters;
   run.edit = (run.edit.empty() ? "" : run.edit + "; ") + result.text;
   lab::save_edited_run(arguments.out, run);
   std::printf("%s: %s; resolution %s items, was %s\n", files::escaped(arguments.out).c_str(),
-              result.text.c_str(), report::fixed(lab::diagnose(run.parameters).resolution, 0).c_str(),
+              result.text.c_str(),
+              report::fixed(lab::diagnose(run.parameters, run.recipe.architecture).resolution, 0).c_str(),
               report::fixed(before, 0).c_str());
 }
 

@@ -173,10 +173,11 @@ void run_run(const Arguments& arguments) {
   horizon(0, arguments.weight, arguments.beta);  // refuses wrong numbers before the work
   const lab::Run run = lab::load_run(arguments.run);
   const std::vector<lab::NamedWeighting> rule{{"beta", {.rule = Rule::fixed(arguments.beta)}}};
-  const auto outcomes =
-      lab::evaluate(run.parameters, rule,
-                    {.sizes = sizes_of(arguments, {16, 64, 256, 1024, 4096, 16384}), .sets = arguments.sets});
-  const double allowed = lab::spread_allowed(run.parameters);
+  const auto outcomes = lab::evaluate(run.parameters, rule,
+                                      {.sizes = sizes_of(arguments, {16, 64, 256, 1024, 4096, 16384}),
+                                       .sets = arguments.sets,
+                                       .architecture = run.recipe.architecture});
+  const double allowed = lab::spread_allowed(run.parameters, run.recipe.architecture);
   std::cout << (arguments.json ? run_json(arguments, outcomes, allowed)
                                : run_text(arguments, outcomes, allowed));
 }

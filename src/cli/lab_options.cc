@@ -117,6 +117,22 @@ void RecipeOptions::add_to(CLI::App& command) {
   command.add_option("--rule", rule, "Rule in the head while training (default none)")
       ->type_name("RULE")
       ->group(group);
+  command
+      .add_option("--normalizer", normalizer,
+                  "Of the head while training: softmax (default), sparsemax, entmax15, entmax:A, top-k:K,\n"
+                  "straight-through, sigmoid, relu or softpick")
+      ->type_name("NAME")
+      ->group(group);
+  command
+      .add_option("--activation", activation,
+                  "Of the item layers: gelu (default), or step: gelu(x) + [x > 0], straight-through gradient")
+      ->type_name("NAME")
+      ->group(group);
+  command
+      .add_option("--heads", heads,
+                  "1 (default), or 2 of half the size, the second of them with straight-through attention")
+      ->type_name("N")
+      ->group(group);
 }
 
 lab::Recipe RecipeOptions::recipe() const {
@@ -136,6 +152,9 @@ lab::Recipe RecipeOptions::recipe() const {
   if (zoom) recipe.sets.zoom = *zoom;
   if (zoom_warmup) recipe.zoom_warmup = *zoom_warmup;
   if (!rule.empty()) recipe.weighting.rule = rule_named(rule);
+  if (!normalizer.empty()) recipe.weighting.normalizer = Normalizer::parse(normalizer);
+  if (!activation.empty()) recipe.architecture.activation = lab::parse_activation(activation);
+  if (heads) recipe.architecture.heads = *heads;
   check(recipe);
   return recipe;
 }

@@ -24,7 +24,8 @@ struct RecipeOptions {
   std::string name = "paper";
   std::optional<std::uint64_t> seed;
   std::optional<std::int64_t> steps, batch;
-  std::string items, schedule, l2_form, rule;
+  std::string items, schedule, l2_form, rule, normalizer, activation;
+  std::optional<int> heads;
   std::optional<double> zoom, zoom_warmup, rate, warmup, l2;
   std::optional<bool> l2_biases;
 

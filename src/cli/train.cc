@@ -28,9 +28,11 @@ void run(const Arguments& arguments) {
   }
   const lab::Run trained = lab::load_run(arguments.folder);
   const lab::Metrics last = trained.metrics.empty() ? lab::Metrics{} : trained.metrics.back();
-  std::printf("%s: %lld steps, loss %.4f, accuracy %.2f %% on the last training sets, resolution %s items\n",
-              files::escaped(arguments.folder).c_str(), static_cast<long long>(trained.step), last.loss,
-              100 * last.accuracy, report::fixed(lab::diagnose(trained.parameters).resolution, 0).c_str());
+  std::printf(
+      "%s: %lld steps, loss %.4f, accuracy %.2f %% on the last training sets, resolution %s items\n",
+      files::escaped(arguments.folder).c_str(), static_cast<long long>(trained.step), last.loss,
+      100 * last.accuracy,
+      report::fixed(lab::diagnose(trained.parameters, trained.recipe.architecture).resolution, 0).c_str());
 }
 
 }  // namespace

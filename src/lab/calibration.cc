@@ -12,28 +12,29 @@ namespace {
 using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
 // Encoded items, one per row.
-Matrix encode(const std::vector<float>& parameters, const Batch& batch) {
+Matrix encode(const std::vector<float>& parameters, const Architecture& architecture, const Batch& batch) {
   const std::vector<double> exact(parameters.begin(), parameters.end());
   const Weighting weighting{};
-  Head<double> head;
+  Head<double> head(architecture);
   head.forward(exact.data(), batch, std::span(&weighting, 1), Keep::encoded);
   return Eigen::Map<const Matrix, 0, Eigen::OuterStride<>>(
       head.encoded_items().data(), batch.sets * batch.items, kWidth, Eigen::OuterStride<>(kStride));
 }
 
 // What the classes at priority 1 have beyond their mean.
-Matrix class_differences(const std::vector<float>& parameters) {
+Matrix class_differences(const std::vector<float>& parameters, const Architecture& architecture) {
   Batch batch{.sets = 1, .items = kClasses};
   batch.priorities.assign(kClasses, 1.0F);
   for (int c = 0; c < kClasses; ++c) batch.classes.push_back(static_cast<std::uint8_t>(c));
   batch.queries = {0.5F};
   batch.targets = {0};
-  const Matrix encoded = encode(parameters, batch);
+  const Matrix encoded = encode(parameters, architecture, batch);
   return encoded.rowwise() - encoded.colwise().mean();
 }
 
 // Neighbours in priority among the top 0.4 % of one large set. What their classes are is not looked at.
-Matrix pair_differences(const std::vector<float>& parameters, std::uint64_t seed) {
+Matrix pair_differences(const std::vector<float>& parameters, const Architecture& architecture,
+                        std::uint64_t seed) {
   constexpr std::int64_t kItems = 1 << 20, kTop = 4096;
   Batch drawn;
   draw_sets(seed, Stream::calibration, kItems, 0, 1, drawn);
@@ -46,7 +47,7 @@ Matrix pair_differences(const std::vector<float>& parameters, std::uint64_t seed
     top.priorities.push_back(drawn.priorities[order[i]]);
     top.classes.push_back(drawn.classes[order[i]]);
   }
-  const Matrix encoded = encode(parameters, top);
+  const Matrix encoded = encode(parameters, architecture, top);
   Matrix differences(kTop / 2, kWidth);
   for (Eigen::Index i = 0; i < kTop / 2; ++i)
     differences.row(i) = encoded.row(2 * i) - encoded.row(2 * i + 1);
@@ -71,9 +72,11 @@ Eigen::Index widest_gap(const Eigen::VectorXd& eigenvalues) {
 
 }  // namespace
 
-Calibration calibrate(const std::vector<float>& parameters, CalibrationMethod method, std::uint64_t seed) {
+Calibration calibrate(const std::vector<float>& parameters, CalibrationMethod method, std::uint64_t seed,
+                      const Architecture& architecture) {
   const bool labelled = method == CalibrationMethod::classes;
-  const Matrix differences = labelled ? class_differences(parameters) : pair_differences(parameters, seed);
+  const Matrix differences = labelled ? class_differences(parameters, architecture)
+                                      : pair_differences(parameters, architecture, seed);
   const Matrix gram = differences.transpose() * differences;
   const Eigen::SelfAdjointEigenSolver<Matrix> solver(gram);
   const Eigen::VectorXd eigenvalues = solver.eigenvalues().reverse();  // Eigen has the smallest first

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "lab/model.h"
+
 namespace whet::lab {
 
 enum class CalibrationMethod {
@@ -23,7 +25,8 @@ struct Calibration {
   std::string text{};           // one line on what was done
 };
 
-Calibration calibrate(const std::vector<float>& parameters, CalibrationMethod method, std::uint64_t seed);
+Calibration calibrate(const std::vector<float>& parameters, CalibrationMethod method, std::uint64_t seed,
+                      const Architecture& architecture = {});
 
 }  // namespace whet::lab
 

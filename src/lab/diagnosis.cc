@@ -20,7 +20,7 @@ double norm(std::span<const double> values) {
 
 }  // namespace
 
-Diagnosis diagnose(const std::vector<float>& parameters) {
+Diagnosis diagnose(const std::vector<float>& parameters, const Architecture& architecture) {
   constexpr std::int64_t kQueries = 64;
   constexpr float kStep =
       0x1p-13F;  // exact in float, and small beside what any set of thousands of items spans
@@ -33,7 +33,7 @@ Diagnosis diagnose(const std::vector<float>& parameters) {
     batch.queries.push_back((static_cast<float>(set) + 0.5F) / kQueries);
     batch.targets.push_back(0);
   }
-  Head<double> head;
+  Head<double> head(architecture);
   const std::vector<double> exact(parameters.begin(), parameters.end());
   const Weighting weighting{};
   head.forward(exact.data(), batch, std::span(&weighting, 1));
@@ -58,7 +58,7 @@ Diagnosis diagnose(const std::vector<float>& parameters) {
   return diagnosis;
 }
 
-double spread_allowed(const std::vector<float>& parameters) {
+double spread_allowed(const std::vector<float>& parameters, const Architecture& architecture) {
   constexpr std::int64_t kGrid = 257;
   Batch batch{.sets = kGrid, .items = kClasses};
   for (std::int64_t set = 0; set < kGrid; ++set) {
@@ -70,7 +70,7 @@ double spread_allowed(const std::vector<float>& parameters) {
     batch.queries.push_back(position);
     batch.targets.push_back(0);
   }
-  Head<double> head;
+  Head<double> head(architecture);
   const std::vector<double> exact(parameters.begin(), parameters.end());
   const Weighting weighting{};
   head.forward(exact.data(), batch, std::span(&weighting, 1), Keep::encoded);
@@ -80,16 +80,17 @@ double spread_allowed(const std::vector<float>& parameters) {
       largest = std::max(largest, norm(rows.subspan(row, kWidth)));
     return largest;
   };
+  const std::int64_t width = kWidth / architecture.heads;  // of the first head: its columns come first
   const auto kernel = [&](LayerId id) {
-    return ConstView(exact.data() + kModel[id].kernel, {kModel[id].in, kModel[id].out});
+    return ConstView(exact.data() + kModel[id].kernel, {kModel[id].in, width}, {kModel[id].out, 1});
   };
-  return spread_bound(
-      {.query_gain = largest_singular_value(kernel(kQ)),
-       .query_bias = norm(std::span(exact).subspan(static_cast<std::size_t>(kModel[kQ].bias), kWidth)),
-       .query_input = largest_norm(head.encoded_queries()),
-       .key_gain = largest_singular_value(kernel(kK)),
-       .key_input = largest_norm(head.encoded_items()),
-       .scale = 1 / std::sqrt(static_cast<double>(kWidth))});
+  return spread_bound({.query_gain = largest_singular_value(kernel(kQ)),
+                       .query_bias = norm(std::span(exact).subspan(static_cast<std::size_t>(kModel[kQ].bias),
+                                                                   static_cast<std::size_t>(width))),
+                       .query_input = largest_norm(head.encoded_queries()),
+                       .key_gain = largest_singular_value(kernel(kK)),
+                       .key_input = largest_norm(head.encoded_items()),
+                       .scale = 1 / std::sqrt(static_cast<double>(width))});
 }
 
 }  // namespace whet::lab

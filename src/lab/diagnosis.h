@@ -9,6 +9,7 @@
 #include <array>
 #include <vector>
 
+#include "lab/model.h"
 #include "lab/task.h"
 
 namespace whet::lab {
@@ -21,12 +22,14 @@ struct Diagnosis {
   double resolution = 0;  // slope / deviation
 };
 
-Diagnosis diagnose(const std::vector<float>& parameters);
+// Of two attention heads, this and the next are of the first. With steps in the encoder the slope is that of
+// a secant, over a priority step of 2^-13, jumps included.
+Diagnosis diagnose(const std::vector<float>& parameters, const Architecture& architecture = {});
 
 // About the largest spread that the weights allow a row of any size (whet/horizon.h): from the singular
 // values of Q and K, which are bounds, and the largest norms of encoded queries and items, which are those of
 // a grid of 257 queries and 257 priorities of each class: a norm between two points may be a little larger.
-double spread_allowed(const std::vector<float>& parameters);
+double spread_allowed(const std::vector<float>& parameters, const Architecture& architecture = {});
 
 }  // namespace whet::lab
 

@@ -90,10 +90,9 @@ SizeOutcome measure(const Head<T>& head, const Batch& batch, const Diagnosis& di
       Outcome& outcome = sum.outcomes[r];
       outcome.beta += stats.beta;
       outcome.sharpened += stats.beta > 1 ? 1 : 0;
-      outcome.entropy += weightings[r].hard ? 0 : stats.sharp_entropy;
-      const double peak = weightings[r].hard ? 1 : stats.sharp_peak;
-      outcome.peak += peak;
-      outcome.largest_peak = std::max(outcome.largest_peak, peak);
+      outcome.entropy += stats.sharp_entropy;
+      outcome.peak += stats.sharp_peak;
+      outcome.largest_peak = std::max(outcome.largest_peak, stats.sharp_peak);
     }
   }
   for (std::size_t r = 0; r < weightings.size(); ++r) sum.outcomes[r].correct = head.correct(r);
@@ -113,7 +112,7 @@ SizeOutcome evaluate_size(const std::vector<T>& parameters, const Diagnosis& dia
   const std::int64_t sets = sets_of(options, items), at_once = sets_at_once(items);
   const std::int64_t tasks = (sets + at_once - 1) / at_once;
   const int threads = core::resolve_threads(options.threads);
-  std::vector<Head<T>> heads(static_cast<std::size_t>(threads));
+  std::vector<Head<T>> heads(static_cast<std::size_t>(threads), Head<T>(options.architecture));
   std::vector<Batch> batches(static_cast<std::size_t>(threads));
   std::vector<SizeOutcome> parts(static_cast<std::size_t>(tasks));
   for_each_task(tasks, threads, [&](std::int64_t task, int worker) {
@@ -156,7 +155,7 @@ std::vector<SizeOutcome> evaluate(const std::vector<float>& parameters,
                                   std::span<const NamedWeighting> weightings,
                                   const EvaluationOptions& options) {
   check_sizes(options.sizes);
-  const Diagnosis diagnosis = diagnose(parameters);
+  const Diagnosis diagnosis = diagnose(parameters, options.architecture);
   const std::vector<Weighting> unnamed = plain(weightings);
   const std::vector<double> exact(parameters.begin(), parameters.end());
   std::vector<SizeOutcome> outcomes;
@@ -188,11 +187,12 @@ files::Safetensors evaluation_sets(const EvaluationOptions& options) {
 }
 
 std::vector<float> heat_map(const std::vector<float>& parameters, std::span<const NamedWeighting> weightings,
-                            std::uint64_t seed, std::int64_t items, std::int64_t sets, std::int64_t columns) {
+                            std::uint64_t seed, std::int64_t items, std::int64_t sets, std::int64_t columns,
+                            const Architecture& architecture) {
   const std::vector<Weighting> unnamed = plain(weightings);
   const auto rules = static_cast<std::int64_t>(unnamed.size());
   std::vector<float> map(static_cast<std::size_t>(rules * sets * columns), 0.0F);
-  Head<float> head;
+  Head<float> head(architecture);
   Batch batch;
   std::vector<std::int64_t> order(static_cast<std::size_t>(items));
   for (std::int64_t set = 0; set < sets; ++set) {

@@ -29,6 +29,7 @@ struct EvaluationOptions {
   std::uint64_t seed = 1;  // of the sets; every model sees the same ones
   Stream stream = Stream::evaluation;
   Precision precision = Precision::f32;
+  Architecture architecture{};                         // of the head
   int threads = 0;                                     // 0 = whet::threads(); no bit depends on it
   std::function<void(std::int64_t items)> progress{};  // items done; called from several threads
 };
@@ -41,7 +42,7 @@ struct Outcome {
   double beta = 0;
   double sharpened = 0;     // share of rows with beta > 1
   double entropy = 0;       // at that beta, nats
-  double peak = 0;          // largest weight at that beta
+  double peak = 0;          // largest weight at that beta; unlike entropy, not a share of the weights' sum
   double largest_peak = 0;  // of any set
 };
 
@@ -76,7 +77,8 @@ files::Safetensors evaluation_sets(const EvaluationOptions& options);
 // The weights of the `columns` items of largest priority, largest first, in the first `sets` evaluation sets
 // of a size: weightings x sets x columns.
 std::vector<float> heat_map(const std::vector<float>& parameters, std::span<const NamedWeighting> weightings,
-                            std::uint64_t seed, std::int64_t items, std::int64_t sets, std::int64_t columns);
+                            std::uint64_t seed, std::int64_t items, std::int64_t sets, std::int64_t columns,
+                            const Architecture& architecture = {});
 
 }  // namespace whet::lab
 

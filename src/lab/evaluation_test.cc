@@ -34,7 +34,7 @@ const std::vector<NamedWeighting>& rules() {
   static const std::vector<NamedWeighting> rules{{"softmax", {}},
                                                  {"paper", {.rule = Rule::paper()}},
                                                  {"target", {.rule = Rule::target_entropy(0.1)}},
-                                                 {"hard", {.rule = {}, .hard = true}}};
+                                                 {"hard", hard_weighting()}};
   return rules;
 }
 

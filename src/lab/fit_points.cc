@@ -46,7 +46,7 @@ std::vector<FitPoint> fit_points(const std::vector<float>& parameters, const Fit
   const int threads = core::resolve_threads(options.threads);
   const std::int64_t per_size = (options.sets + kSetsAtOnce - 1) / kSetsAtOnce;
   const std::int64_t tasks = per_size * static_cast<std::int64_t>(options.sizes.size());
-  std::vector<Head<float>> heads(static_cast<std::size_t>(threads));
+  std::vector<Head<float>> heads(static_cast<std::size_t>(threads), Head<float>(options.architecture));
   std::vector<Batch> batches(static_cast<std::size_t>(threads));
   std::vector<std::vector<FitPoint>> parts(static_cast<std::size_t>(tasks));
   for_each_task(tasks, threads, [&](std::int64_t task, int worker) {

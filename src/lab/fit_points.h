@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lab/fit.h"
+#include "lab/model.h"
 
 namespace whet::lab {
 
@@ -18,6 +19,7 @@ struct FitPointsOptions {
   std::vector<std::int64_t> sizes{16, 32, 64, 128, 256, 512, 1024, 2048, 4096};
   std::int64_t sets = 1024;  // drawn of each size
   std::uint64_t seed = 1;
+  Architecture architecture{};                         // of the head
   int threads = 0;                                     // no bit depends on it
   std::function<void(std::int64_t items)> progress{};  // items done; called from several threads
 };

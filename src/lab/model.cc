@@ -36,7 +36,19 @@ static_assert(lay_out().back().bias + kClasses == kParameters);
 // The items that go through the encoder together: their activations stay in the second-level cache.
 constexpr std::int64_t kItemBlock = 192;
 
-const double kLogitScale = 1 / std::sqrt(static_cast<double>(kWidth));
+double logit_scale(std::int64_t head_width) { return 1 / std::sqrt(static_cast<double>(head_width)); }
+
+// How heads beyond the first turn logits into weights.
+const Weighting& fixed_weighting() {
+  static const Weighting weighting{.rule = {}, .normalizer = Normalizer::parse("straight-through")};
+  return weighting;
+}
+
+// The derivative that a step at 0 is given: that of a ramp from -1/2 to 1/2.
+template <typename T>
+T ramp_slope(T x) {
+  return std::abs(x) <= T(0.5) ? T(1) : T(0);
+}
 
 template <typename T>
 void grow(std::vector<T>& values, std::int64_t size) {
@@ -46,6 +58,13 @@ void grow(std::vector<T>& values, std::int64_t size) {
 }  // namespace
 
 const std::array<Layer, kLayers> kModel = lay_out();
+
+std::string Weighting::name() const {
+  if (normalizer == Normalizer()) return rule.name();
+  return rule == Rule::none() ? normalizer.name() : normalizer.name() + " with " + rule.name();
+}
+
+Weighting hard_weighting() { return {.rule = {}, .normalizer = Normalizer::parse("hard")}; }
 
 std::vector<float> initial_parameters(std::uint64_t seed) {
   // The standard deviation of a standard normal cut at +-2, and the share of it within them.
@@ -136,23 +155,26 @@ template <typename T>
 void Head<T>::resize_buffers() {
   const std::int64_t sets = batch_->sets,
                      kept = keep_ == Keep::nothing ? std::min(items(), kItemBlock) : items();
-  for (auto* buffer : {&query1_, &query2_, &encoded_query_, &q_, &key_direction_, &dpooled_, &dkey_direction_,
-                       &dsets_[0], &dsets_[1]}) {
+  for (auto* buffer : {&query1_, &query2_, &encoded_query_, &q_, &dsets_[0], &dsets_[1]}) {
     grow(*buffer, sets * kStride);
   }
-  for (auto* buffer : {&pooled_, &v_, &o_, &hidden_, &hidden_out_}) grow(*buffer, outputs() * kStride);
+  for (auto* buffer : {&key_direction_, &dpooled_, &dkey_direction_}) {
+    grow(*buffer, heads() * sets * kStride);
+  }
+  for (auto* buffer : {&v_, &o_, &hidden_, &hidden_out_}) grow(*buffer, outputs() * kStride);
   for (auto* buffer : {&scores_, &dscores_}) grow(*buffer, outputs() * kClasses);
-  grow(totals_, outputs());
-  grow(dtotals_, sets);
-  grow(dkey_bias_, sets);
+  grow(pooled_, attentions() * sets * kStride);
+  grow(totals_, attentions() * sets);
+  grow(dtotals_, heads() * sets);
+  grow(dkey_bias_, heads() * sets);
   grow(stats_, outputs());
   grow(class_offsets_, kClasses * kWidth);
   grow(item1_, std::min(items(), kItemBlock) * kStride);
   grow(item2_, (keep_ == Keep::all ? items() : std::min(items(), kItemBlock)) * kStride);
   grow(encoded_items_, kept * kStride);
-  grow(logits_, items());
-  grow(weights_, items() * static_cast<std::int64_t>(weightings_.size()));
-  if (keep_ == Keep::all) grow(dlogits_, items());
+  grow(logits_, heads() * items());
+  grow(weights_, attentions() * items());
+  if (keep_ == Keep::all) grow(dlogits_, heads() * items());
 }
 
 template <typename T>
@@ -168,17 +190,19 @@ void Head<T>::encode_query() {
   dense(kQuery2, query1_.data(), sets, query2_.data());
   kernels_.gelu(query2_.data(), sets * kStride, encoded_query_.data());
   dense(kQ, encoded_query_.data(), sets, q_.data());
-  kernels_.multiply({.rows = sets,  // K^T q
-                     .columns = kWidth,
-                     .depth = kWidth,
-                     .a = q_.data(),
-                     .a_row_stride = kStride,
-                     .a_step_stride = 1,
-                     .b = at(kModel[kK].kernel),
-                     .b_step_stride = 1,
-                     .b_column_stride = kWidth,
-                     .c = key_direction_.data(),
-                     .c_stride = kStride});
+  for (int head = 0; head < heads(); ++head) {
+    kernels_.multiply({.rows = sets,  // K^T q
+                       .columns = kWidth,
+                       .depth = head_width(),
+                       .a = q_.data() + head * head_width(),
+                       .a_row_stride = kStride,
+                       .a_step_stride = 1,
+                       .b = at(kModel[kK].kernel + head * head_width()),
+                       .b_step_stride = 1,
+                       .b_column_stride = kWidth,
+                       .c = key_direction_.data() + set_row(head) * kStride,
+                       .c_stride = kStride});
+  }
 }
 
 template <typename T>
@@ -204,9 +228,19 @@ void Head<T>::encode_block(std::int64_t row, std::int64_t rows) {
                         .slope = at(kModel[kItem1].kernel),
                         .offsets = class_offsets_.data()},
                        item1_.data(), kStride);
+  add_step(item1_.data(), rows * kStride, item1_.data());  // gelu(x) > 0 where x > 0
   T* item2 = item2_.data() + (keep_ == Keep::all ? row * kStride : 0);
   dense(kItem2, item1_.data(), rows, item2);
-  kernels_.gelu(item2, rows * kStride, encoded_items_.data() + encoded_offset(row, row));
+  T* encoded = encoded_items_.data() + encoded_offset(row, row);
+  kernels_.gelu(item2, rows * kStride, encoded);
+  add_step(item2, rows * kStride, encoded);
+}
+
+// y += [x > 0] if the architecture has steps; y may be x.
+template <typename T>
+void Head<T>::add_step(const T* x, std::int64_t n, T* y) const {
+  if (architecture_.activation != Activation::step) return;
+  for (std::int64_t i = 0; i < n; ++i) y[i] += x[i] > 0 ? T(1) : T(0);
 }
 
 // Calls body(set, row, rows) for the part of each set within these rows.
@@ -221,31 +255,34 @@ void for_sets(std::int64_t items, std::int64_t row, std::int64_t rows, const Bod
 
 template <typename T>
 void Head<T>::find_logits(std::int64_t first, std::int64_t count) {
-  const T scale = static_cast<T>(kLogitScale);
-  for_sets(batch_->items, first, count, [&](std::int64_t set, std::int64_t row, std::int64_t rows) {
-    T* logits = logits_.data() + row;
-    T bias = 0;  // the same for every item: it moves no weight of a softmax, but is part of the logit
-    kernels_.dot_rows(q_.data() + set * kStride, kStride, 1, kWidth, at(kModel[kK].bias), &bias);
-    kernels_.dot_rows(encoded_items_.data() + encoded_offset(row, first), kStride, rows, kWidth,
-                      key_direction_.data() + set * kStride, logits);
-    for (std::int64_t i = 0; i < rows; ++i) logits[i] = (logits[i] + bias) * scale;
-  });
+  const T scale = static_cast<T>(logit_scale(head_width()));
+  for (int head = 0; head < heads(); ++head) {
+    const std::int64_t column = head * head_width();
+    for_sets(batch_->items, first, count, [&](std::int64_t set, std::int64_t row, std::int64_t rows) {
+      T* logits = logits_.data() + item_row(head) + row;
+      T bias = 0;  // the same for every item: it moves no weight of a softmax, but is part of the logit
+      kernels_.dot_rows(q_.data() + set * kStride + column, kStride, 1, head_width(),
+                        at(kModel[kK].bias + column), &bias);
+      kernels_.dot_rows(encoded_items_.data() + encoded_offset(row, first), kStride, rows, kWidth,
+                        key_direction_.data() + (set_row(head) + set) * kStride, logits);
+      for (std::int64_t i = 0; i < rows; ++i) logits[i] = (logits[i] + bias) * scale;
+    });
+  }
 }
 
 template <typename T>
 void Head<T>::weigh() {
-  const std::int64_t sets = batch_->sets, size = batch_->items;
+  const auto sets = count(batch_->sets);
+  const Dims sizes{batch_->sets, batch_->items};
   for (std::size_t r = 0; r < weightings_.size(); ++r) {
-    T* weights = weights_.data() + static_cast<std::int64_t>(r) * items();
-    const std::span<RowStats> stats = std::span(stats_).subspan(r * static_cast<std::size_t>(sets));
-    softmax(ConstView(logits_.data(), {sets, size}), View(weights, {sets, size}),
-            {.rule = weightings_[r].rule}, {.stats = stats.first(static_cast<std::size_t>(sets))},
-            {.threads = 1});
-    for (std::int64_t set = 0; weightings_[r].hard && set < sets; ++set) {
-      const T* logits = logits_.data() + set * size;
-      std::fill_n(weights + set * size, size, T(0));
-      weights[set * size + (std::max_element(logits, logits + size) - logits)] = T(1);
-    }
+    softmax(ConstView(logits_.data(), sizes), View(weights_.data() + r * count(items()), sizes),
+            {.rule = weightings_[r].rule, .normalizer = weightings_[r].normalizer},
+            {.stats = std::span(stats_).subspan(r * sets, sets)}, {.threads = 1});
+  }
+  for (int head = 1; head < heads(); ++head) {
+    T* weights = weights_.data() + (weightings_.size() + count(head - 1)) * count(items());
+    softmax(ConstView(logits_.data() + item_row(head), sizes), View(weights, sizes),
+            {.normalizer = fixed_weighting().normalizer}, {}, {.threads = 1});
   }
 }
 
@@ -260,10 +297,9 @@ void Head<T>::pool() {
   }
   std::transform(wide_pooled_.begin(), wide_pooled_.end(), pooled_.begin(),
                  [](double sum) { return static_cast<T>(sum); });
-  for (std::int64_t output = 0; output < outputs(); ++output) {
-    const T* weights = weights_.data() + output * batch_->items;
-    totals_[static_cast<std::size_t>(output)] =
-        static_cast<T>(std::accumulate(weights, weights + batch_->items, 0.0));
+  for (std::int64_t row = 0; row < attentions() * batch_->sets; ++row) {
+    const T* weights = weights_.data() + row * batch_->items;
+    totals_[count(row)] = static_cast<T>(std::accumulate(weights, weights + batch_->items, 0.0));
   }
 }
 
@@ -271,7 +307,7 @@ void Head<T>::pool() {
 // float would lose a percent of the sum.
 template <typename T>
 void Head<T>::pool_block(std::int64_t first, std::int64_t count) {
-  for (std::int64_t r = 0; r < static_cast<std::int64_t>(weightings_.size()); ++r) {
+  for (std::int64_t r = 0; r < attentions(); ++r) {
     for_sets(batch_->items, first, count, [&](std::int64_t set, std::int64_t row, std::int64_t rows) {
       const std::int64_t offset = (r * batch_->sets + set) * kStride;
       std::array<T, kWidth> part{};
@@ -285,23 +321,37 @@ void Head<T>::pool_block(std::int64_t first, std::int64_t count) {
   }
 }
 
+// V of what `attention` pooled, for the read-outs from `output` on: the columns of `head`. V acts on the sum
+// of weighted items, so its bias comes in as often as there is weight.
 template <typename T>
-void Head<T>::read_out() {
-  // V acts on the sum of weighted items, so its bias comes in as often as there is weight.
-  kernels_.multiply({.rows = outputs(),
-                     .columns = kWidth,
+void Head<T>::find_values(int head, std::int64_t attention, std::int64_t output, std::int64_t rows) {
+  const std::int64_t column = head * head_width(), pooled = attention * batch_->sets;
+  T* v = v_.data() + output * kStride + column;
+  kernels_.multiply({.rows = rows,
+                     .columns = head_width(),
                      .depth = kWidth,
-                     .a = pooled_.data(),
+                     .a = pooled_.data() + pooled * kStride,
                      .a_row_stride = kStride,
                      .a_step_stride = 1,
-                     .b = at(kModel[kV].kernel),
+                     .b = at(kModel[kV].kernel + column),
                      .b_step_stride = kWidth,
                      .b_column_stride = 1,
-                     .c = v_.data(),
+                     .c = v,
                      .c_stride = kStride});
-  for (std::int64_t output = 0; output < outputs(); ++output) {
-    T* v = v_.data() + output * kStride;
-    kernels_.combine(totals_[static_cast<std::size_t>(output)], at(kModel[kV].bias), 1, v, kWidth, v);
+  for (std::int64_t row = 0; row < rows; ++row) {
+    kernels_.combine(totals_[count(pooled + row)], at(kModel[kV].bias + column), 1, v + row * kStride,
+                     head_width(), v + row * kStride);
+  }
+}
+
+template <typename T>
+void Head<T>::read_out() {
+  find_values(0, 0, 0, outputs());
+  const auto weightings = static_cast<std::int64_t>(weightings_.size());
+  for (int head = 1; head < heads(); ++head) {  // the same for every weighting
+    for (std::int64_t r = 0; r < weightings; ++r) {
+      find_values(head, weightings + head - 1, r * batch_->sets, batch_->sets);
+    }
   }
   dense(kO, v_.data(), outputs(), o_.data());
   dense(kHidden, o_.data(), outputs(), hidden_.data());
@@ -338,7 +388,10 @@ void Head<T>::score() {
 template <typename T>
 void Head<T>::backward(T* gradients) {
   read_out_backward(gradients);
-  attend_backward(gradients);
+  for (int head = 0; head < heads(); ++head) {
+    weights_backward(head);
+    keys_backward(head, gradients);
+  }
   encode_items_backward(gradients);
   encode_query_backward(gradients);
 }
@@ -353,91 +406,178 @@ void Head<T>::read_out_backward(T* gradients) {
   dense_backward(kHidden, o_.data(), dhidden, sets, gradients, dother);
   T* dv = dhidden;
   dense_backward(kO, v_.data(), dother, sets, gradients, dv);
-  dense_backward(kV, pooled_.data(), dv, sets, gradients, dpooled_.data());
-  std::fill_n(gradients + kModel[kV].bias, kWidth, T(0));  // weighted by the totals
-  kernels_.add_rows(dv, kStride, sets, kWidth, totals_.data(), gradients + kModel[kV].bias);
-  kernels_.dot_rows(dv, kStride, sets, kWidth, at(kModel[kV].bias), dtotals_.data());
+  for (int head = 0; head < heads(); ++head) values_backward(head, dv, gradients);
 }
 
-// From the weighted sum to the logits, and from those to K and q.
 template <typename T>
-void Head<T>::attend_backward(T* gradients) {
+void Head<T>::values_backward(int head, const T* dv, T* gradients) {
+  const std::int64_t sets = batch_->sets, column = head * head_width();
+  const Layer& layer = kModel[kV];
+  kernels_.multiply({.rows = kWidth,  // dV = pooled^T dv
+                     .columns = head_width(),
+                     .depth = sets,
+                     .a = pooled_.data() + set_row(head) * kStride,
+                     .a_row_stride = 1,
+                     .a_step_stride = kStride,
+                     .b = dv + column,
+                     .b_step_stride = kStride,
+                     .b_column_stride = 1,
+                     .c = gradients + layer.kernel + column,
+                     .c_stride = kWidth});
+  kernels_.multiply({.rows = sets,  // dpooled = dv V^T
+                     .columns = kWidth,
+                     .depth = head_width(),
+                     .a = dv + column,
+                     .a_row_stride = kStride,
+                     .a_step_stride = 1,
+                     .b = at(layer.kernel + column),
+                     .b_step_stride = 1,
+                     .b_column_stride = kWidth,
+                     .c = dpooled_.data() + set_row(head) * kStride,
+                     .c_stride = kStride});
+  std::fill_n(gradients + layer.bias + column, head_width(), T(0));
+  kernels_.add_rows(dv + column, kStride, sets, head_width(), totals_.data() + set_row(head),
+                    gradients + layer.bias + column);
+  kernels_.dot_rows(dv + column, kStride, sets, head_width(), at(layer.bias + column),
+                    dtotals_.data() + set_row(head));
+}
+
+// From the weighted sum to the logits, and to what all items of a set share of them.
+template <typename T>
+void Head<T>::weights_backward(int head) {
   const std::int64_t sets = batch_->sets, items = batch_->items;
-  const T scale = static_cast<T>(kLogitScale);
+  const T scale = static_cast<T>(logit_scale(head_width()));
+  T* const dlogits_of_head = dlogits_.data() + item_row(head);
   for (std::int64_t set = 0; set < sets; ++set) {
-    T* dweights = dlogits_.data() + set * items;
+    T* dweights = dlogits_of_head + set * items;
     kernels_.dot_rows(encoded_items_.data() + set * items * kStride, kStride, items, kWidth,
-                      dpooled_.data() + set * kStride, dweights);
-    for (std::int64_t i = 0; i < items; ++i) dweights[i] += dtotals_[static_cast<std::size_t>(set)];
+                      dpooled_.data() + (set_row(head) + set) * kStride, dweights);
+    for (std::int64_t i = 0; i < items; ++i) dweights[i] += dtotals_[count(set_row(head) + set)];
   }
   const Dims sizes{sets, items};
-  softmax_backward(ConstView(logits_.data(), sizes), ConstView(dlogits_.data(), sizes),
-                   View(dlogits_.data(), sizes), {.rule = weightings_[0].rule}, {}, {.threads = 1});
+  const Weighting& weighting = head == 0 ? weightings_[0] : fixed_weighting();
+  softmax_backward(ConstView(logits_.data() + item_row(head), sizes), ConstView(dlogits_of_head, sizes),
+                   View(dlogits_of_head, sizes), {.rule = weighting.rule, .normalizer = weighting.normalizer},
+                   {}, {.threads = 1});
   for (std::int64_t set = 0; set < sets; ++set) {
-    T* dlogits = dlogits_.data() + set * items;
+    T* dlogits = dlogits_of_head + set * items;
     T sum = 0;
     for (std::int64_t i = 0; i < items; ++i) sum += dlogits[i] *= scale;
-    dkey_bias_[static_cast<std::size_t>(set)] = sum;
-    T* ddirection = dkey_direction_.data() + set * kStride;
+    dkey_bias_[count(set_row(head) + set)] = sum;
+    T* ddirection = dkey_direction_.data() + (set_row(head) + set) * kStride;
     std::fill_n(ddirection, kStride, T(0));
     kernels_.add_rows(encoded_items_.data() + set * items * kStride, kStride, items, kWidth, dlogits,
                       ddirection);
   }
-  std::fill_n(gradients + kModel[kK].bias, kWidth, T(0));
-  kernels_.add_rows(q_.data(), kStride, sets, kWidth, dkey_bias_.data(), gradients + kModel[kK].bias);
+}
+
+// On to K and to q, which is left in dsets_[0].
+template <typename T>
+void Head<T>::keys_backward(int head, T* gradients) {
+  const std::int64_t sets = batch_->sets, column = head * head_width();
+  const Layer& layer = kModel[kK];
+  const T* ddirection = dkey_direction_.data() + set_row(head) * kStride;
+  std::fill_n(gradients + layer.bias + column, head_width(), T(0));
+  kernels_.add_rows(q_.data() + column, kStride, sets, head_width(), dkey_bias_.data() + set_row(head),
+                    gradients + layer.bias + column);
   kernels_.multiply({.rows = kWidth,  // dK = d(K^T q) q^T over all sets
-                     .columns = kWidth,
+                     .columns = head_width(),
                      .depth = sets,
-                     .a = dkey_direction_.data(),
+                     .a = ddirection,
                      .a_row_stride = 1,
                      .a_step_stride = kStride,
-                     .b = q_.data(),
+                     .b = q_.data() + column,
                      .b_step_stride = kStride,
                      .b_column_stride = 1,
-                     .c = gradients + kModel[kK].kernel,
+                     .c = gradients + layer.kernel + column,
                      .c_stride = kWidth});
-  T* dq = dsets_[0].data();
+  T* dq = dsets_[0].data() + column;
   kernels_.multiply({.rows = sets,
-                     .columns = kWidth,
+                     .columns = head_width(),
                      .depth = kWidth,
-                     .a = dkey_direction_.data(),
+                     .a = ddirection,
                      .a_row_stride = kStride,
                      .a_step_stride = 1,
-                     .b = at(kModel[kK].kernel),
+                     .b = at(layer.kernel + column),
                      .b_step_stride = kWidth,
                      .b_column_stride = 1,
                      .c = dq,
                      .c_stride = kStride});
   for (std::int64_t set = 0; set < sets; ++set) {
-    kernels_.combine(dkey_bias_[static_cast<std::size_t>(set)], at(kModel[kK].bias), 1, dq + set * kStride,
-                     kWidth, dq + set * kStride);
+    kernels_.combine(dkey_bias_[count(set_row(head) + set)], at(layer.bias + column), 1, dq + set * kStride,
+                     head_width(), dq + set * kStride);
   }
 }
 
-// A trained head gives weight to few items of a set. The gradient of an encoded item is weight * dpooled +
-// dlogit * key direction, so items where both vanish beside those of their set's largest don't move a sum.
+// The gradient of an encoded item is, over heads, weight * dpooled + dlogit * key direction. Items of which
+// all of these vanish beside those of their set don't move a sum: a trained head gives weight to few.
+template <typename T>
+void Head<T>::find_active() {
+  constexpr T kVanishes = std::numeric_limits<T>::epsilon() / 32;
+  const std::int64_t items = batch_->items, sets = batch_->sets;
+  active_.rows.clear();
+  for (std::int64_t set = 0; set < sets; ++set) {
+    std::array<T, 2> weight_limit{}, dlogit_limit{};
+    for (int head = 0; head < heads(); ++head) {
+      const std::int64_t first = item_row(head) + set * items;
+      const T* weights = weights_.data() + first;
+      const T* dlogits = dlogits_.data() + first;
+      T largest = 0;
+      for (std::int64_t i = 0; i < items; ++i) largest = std::max(largest, std::abs(dlogits[i]));
+      dlogit_limit[count(head)] = kVanishes * largest;
+      // Weights of softmax sum to 1; others may all be small.
+      const bool sums_to_1 = head == 0 && weightings_[0].normalizer == Normalizer();
+      weight_limit[count(head)] =
+          kVanishes * (sums_to_1 ? T(1) : *std::max_element(weights, weights + items));
+    }
+    for (std::int64_t row = set * items; row < (set + 1) * items; ++row) {
+      bool counts = false;
+      for (int head = 0; head < heads(); ++head) {
+        const std::size_t at = count(item_row(head) + row);
+        counts = counts || !(weights_[at] <= weight_limit[count(head)] &&
+                             std::abs(dlogits_[at]) <= dlogit_limit[count(head)]);
+      }
+      if (counts) active_.rows.push_back(row);
+    }
+  }
+}
+
+// Of the input of the second item layer's activation.
+template <typename T>
+void Head<T>::item2_backward(std::int64_t row, T* ditem2) {
+  const std::int64_t set = row / batch_->items;
+  const auto direction = [&](const std::vector<T>& values, int head) {
+    return values.data() + (set_row(head) + set) * kStride;
+  };
+  kernels_.combine(weights_[count(row)], direction(dpooled_, 0), dlogits_[count(row)],
+                   direction(key_direction_, 0), kWidth, ditem2);
+  for (int head = 1; head < heads(); ++head) {
+    const std::size_t at = count(item_row(head) + row);
+    kernels_.combine(weights_[at], direction(dpooled_, head), 1, ditem2, kWidth, ditem2);
+    kernels_.combine(dlogits_[at], direction(key_direction_, head), 1, ditem2, kWidth, ditem2);
+  }
+  const T* item2 = item2_.data() + row * kStride;
+  if (architecture_.activation != Activation::step) {
+    kernels_.gelu_backward(item2, kWidth, ditem2);
+    return;
+  }
+  std::array<T, kWidth> through_step;
+  for (std::size_t i = 0; i < kWidth; ++i) through_step[i] = ditem2[i] * ramp_slope(item2[i]);
+  kernels_.gelu_backward(item2, kWidth, ditem2);
+  for (std::size_t i = 0; i < kWidth; ++i) ditem2[i] += through_step[i];
+}
+
 template <typename T>
 void Head<T>::encode_items_backward(T* gradients) {
-  constexpr T kVanishes = std::numeric_limits<T>::epsilon() / 32;
-  const std::int64_t items = batch_->items, rows = batch_->sets * items;
+  find_active();
+  const auto count = static_cast<std::int64_t>(active_.rows.size());
   active_.priorities.clear();
   active_.classes.clear();
-  for (auto* buffer : {&active_.item1, &active_.ditem1, &active_.ditem2}) grow(*buffer, rows * kStride);
-  std::int64_t count = 0;
-  T largest = 0;  // |dlogit| of the set
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const std::int64_t set = row / items;
-    const T* dlogits = dlogits_.data() + set * items;
-    if (row % items == 0) {
-      largest = 0;
-      for (std::int64_t i = 0; i < items; ++i) largest = std::max(largest, std::abs(dlogits[i]));
-    }
-    const T weight = weights_[static_cast<std::size_t>(row)], dlogit = dlogits[row % items];
-    if (weight <= kVanishes && std::abs(dlogit) <= kVanishes * largest) continue;
-    T* ditem2 = active_.ditem2.data() + count++ * kStride;
-    kernels_.combine(weight, dpooled_.data() + set * kStride, dlogit, key_direction_.data() + set * kStride,
-                     kWidth, ditem2);
-    kernels_.gelu_backward(item2_.data() + row * kStride, kWidth, ditem2);
+  for (auto* buffer : {&active_.item1, &active_.ditem1, &active_.ditem2}) grow(*buffer, items() * kStride);
+  T* ditem2 = active_.ditem2.data();
+  for (const std::int64_t row : active_.rows) {
+    item2_backward(row, ditem2);
+    ditem2 += kStride;
     active_.priorities.push_back(batch_->priorities[static_cast<std::size_t>(row)]);
     active_.classes.push_back(batch_->classes[static_cast<std::size_t>(row)]);
   }
@@ -449,13 +589,30 @@ void Head<T>::encode_items_backward(T* gradients) {
                                      .slope = at(first.kernel),
                                      .offsets = class_offsets_.data()};
   kernels_.first_layer(layer, active_.item1.data(), kStride);
+  add_step(active_.item1.data(), count * kStride, active_.item1.data());
   dense_backward(kItem2, active_.item1.data(), active_.ditem2.data(), count, gradients,
                  active_.ditem1.data());
   T* dkernel = gradients + first.kernel;
   std::fill_n(dkernel, first.bias - first.kernel, T(0));
   kernels_.first_layer_backward(layer, active_.ditem1.data(), kStride, dkernel, dkernel + kWidth);
+  if (architecture_.activation == Activation::step) step1_backward(layer, dkernel, dkernel + kWidth);
   std::fill_n(gradients + first.bias, kWidth, T(0));
   kernels_.add_rows(dkernel + kWidth, kWidth, kClasses, kWidth, nullptr, gradients + first.bias);
+}
+
+// What the step adds to first_layer_backward().
+template <typename T>
+void Head<T>::step1_backward(const kernels::FirstLayer<T>& layer, T* dslope, T* doffsets) const {
+  for (std::int64_t row = 0; row < layer.rows; ++row) {
+    const T* dout = active_.ditem1.data() + row * kStride;
+    const std::int64_t offset = layer.classes[row] * kWidth;
+    const T value = static_cast<T>(layer.values[row]);
+    for (std::int64_t i = 0; i < kWidth; ++i) {
+      const T dz = dout[i] * ramp_slope(value * layer.slope[i] + layer.offsets[offset + i]);
+      dslope[i] += value * dz;
+      doffsets[offset + i] += dz;
+    }
+  }
 }
 
 template <typename T>

@@ -21,6 +21,9 @@ constexpr std::array<std::pair<Schedule, std::string_view>, 4> kScheduleNames{
      {Schedule::cosine, "cosine"},
      {Schedule::quartic, "quartic"}}};
 
+constexpr std::array<std::pair<Activation, std::string_view>, 2> kActivationNames{
+    {{Activation::gelu, "gelu"}, {Activation::step, "step"}}};
+
 template <typename Names, typename Value>
 std::string_view name_in(const Names& names, Value value) {
   for (const auto& [known, name] : names) {
@@ -103,14 +106,19 @@ void check(const Recipe& r) {
           "0 to 1, a share of the steps");
   require((r.l2_form == L2::none) == (r.l2 == 0), "l2", text(r.l2),
           r.l2_form == L2::none ? "0 where l2-form is none" : "above 0, or l2-form none");
-  require(!r.weighting.hard, "rule", "hard", "one that has a gradient");
+  require(r.weighting.normalizer != hard_weighting().normalizer, "normalizer", "hard",
+          "one that has a gradient, such as straight-through");
+  require(r.architecture.heads == 1 || r.architecture.heads == 2, "heads", text(r.architecture.heads),
+          "1 or 2");
   require(r.l2 >= 0 && r.l2 <= 1, "l2", text(r.l2), "0 to 1");
 }
 
 std::string_view name_of(L2 form) { return name_in(kL2Names, form); }
 std::string_view name_of(Schedule schedule) { return name_in(kScheduleNames, schedule); }
+std::string_view name_of(Activation activation) { return name_in(kActivationNames, activation); }
 L2 parse_l2(std::string_view name) { return value_in(kL2Names, "l2-form", name); }
 Schedule parse_schedule(std::string_view name) { return value_in(kScheduleNames, "schedule", name); }
+Activation parse_activation(std::string_view name) { return value_in(kActivationNames, "activation", name); }
 
 Json to_json(const Recipe& r) {
   return {{"seed", r.seed},
@@ -125,7 +133,10 @@ Json to_json(const Recipe& r) {
           {"l2_form", name_of(r.l2_form)},
           {"l2", r.l2},
           {"l2_biases", r.l2_biases},
-          {"rule", r.weighting.rule.name()}};
+          {"rule", r.weighting.rule.name()},
+          {"normalizer", r.weighting.normalizer.name()},
+          {"activation", name_of(r.architecture.activation)},
+          {"heads", r.architecture.heads}};
 }
 
 namespace {
@@ -144,7 +155,8 @@ Recipe defaults_of_format_1() {
           .l2_form = L2::half,
           .l2 = 0.001,
           .l2_biases = false,
-          .weighting = {}};
+          .weighting = {},
+          .architecture = {.activation = Activation::gelu, .heads = 1}};
 }
 
 }  // namespace
@@ -187,6 +199,9 @@ Recipe recipe_from_json(const Json& json) {
     recipe.l2 = value("l2").get<double>();
     recipe.l2_biases = value("l2_biases").get<bool>();
     recipe.weighting.rule = Rule::parse(value("rule").get<std::string>());
+    recipe.weighting.normalizer = Normalizer::parse(value("normalizer").get<std::string>());
+    recipe.architecture.activation = parse_activation(value("activation").get<std::string>());
+    recipe.architecture.heads = integer(value("heads")).get<int>();
   } catch (const Json::exception&) {
     throw wrong();
   }

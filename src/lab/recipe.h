@@ -36,6 +36,7 @@ struct Recipe {
   double l2 = 0.001;
   bool l2_biases = false;
   Weighting weighting{};
+  Architecture architecture{};
 
   double rate_at(std::int64_t step) const;  // these two: of steps 0 .. steps - 1
   TrainingSets sets_at(std::int64_t step) const;
@@ -51,8 +52,10 @@ void check(const Recipe& recipe);
 
 std::string_view name_of(L2 form);
 std::string_view name_of(Schedule schedule);
-L2 parse_l2(std::string_view name);  // these two: Error that lists the names
+std::string_view name_of(Activation activation);
+L2 parse_l2(std::string_view name);  // these three: Error that lists the names
 Schedule parse_schedule(std::string_view name);
+Activation parse_activation(std::string_view name);
 
 // Both ways, bit for bit. From JSON: a missing field is what it was by default when the format of runs got
 // its number ("whet run 1"), whatever the default is now; Error naming the field if one is unknown or wrong.

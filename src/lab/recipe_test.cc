@@ -45,7 +45,9 @@ Recipe odd_recipe() {
           .l2_form = L2::decoupled,
           .l2 = std::numeric_limits<double>::denorm_min(),
           .l2_biases = true,
-          .weighting = {.rule = Rule::log_length(0x1.0000000000001p4, 0.1 + 0.2)}};
+          .weighting = {.rule = Rule::log_length(0x1.0000000000001p4, 0.1 + 0.2),
+                        .normalizer = Normalizer::parse("entmax:1.3")},
+          .architecture = {.activation = Activation::step, .heads = 2}};
 }
 
 void expect_same(const Recipe& a, const Recipe& b) {
@@ -62,7 +64,8 @@ void expect_same(const Recipe& a, const Recipe& b) {
   EXPECT_EQ(a.l2_form, b.l2_form);
   EXPECT_EQ(a.l2, b.l2);
   EXPECT_EQ(a.l2_biases, b.l2_biases);
-  EXPECT_TRUE(a.weighting.rule == b.weighting.rule);
+  EXPECT_TRUE(a.weighting == b.weighting);
+  EXPECT_TRUE(a.architecture == b.architecture);
 }
 
 Recipe through_text(const Recipe& recipe) { return recipe_from_json(Json::parse(to_json(recipe).dump())); }
@@ -93,6 +96,15 @@ TEST(Recipe, KeepsEveryRule) {
   }
 }
 
+TEST(Recipe, KeepsEveryNormalizer) {
+  for (const char* name : {"softmax", "sparsemax", "entmax15", "entmax:1.3", "top-k:8", "straight-through",
+                           "sigmoid", "relu", "softpick"}) {
+    Recipe recipe;
+    recipe.weighting.normalizer = Normalizer::parse(name);
+    EXPECT_TRUE(through_text(recipe).weighting.normalizer == recipe.weighting.normalizer) << name;
+  }
+}
+
 TEST(Recipe, EveryFieldCounts) {
   const Recipe base;
   const Recipe odd = odd_recipe();
@@ -110,7 +122,10 @@ TEST(Recipe, EveryFieldCounts) {
       {"l2_form", [&](Recipe& r) { r.l2_form = odd.l2_form; }},
       {"l2", [&](Recipe& r) { r.l2 = odd.l2; }},
       {"l2_biases", [&](Recipe& r) { r.l2_biases = odd.l2_biases; }},
-      {"rule", [&](Recipe& r) { r.weighting.rule = odd.weighting.rule; }}};
+      {"rule", [&](Recipe& r) { r.weighting.rule = odd.weighting.rule; }},
+      {"normalizer", [&](Recipe& r) { r.weighting.normalizer = odd.weighting.normalizer; }},
+      {"activation", [&](Recipe& r) { r.architecture.activation = odd.architecture.activation; }},
+      {"heads", [&](Recipe& r) { r.architecture.heads = odd.architecture.heads; }}};
   for (const auto& [field, change] : changes) {
     Recipe other = base;
     change(other);
@@ -137,11 +152,12 @@ TEST(Recipe, SaysWhereTwoDiffer) {
 TEST(RecipeJson, TakesAMissingFieldAsItsDefaultInTheFormat) {
   Json defaults = Json::parse(R"({"seed": 0, "steps": 100000, "batch": 128, "items": [5, 16], "zoom": 0.0,
       "rate": 0.001, "warmup": 0.0, "zoom_warmup": 0.0, "schedule": "constant", "l2_form": "half",
-      "l2": 0.001, "l2_biases": false, "rule": "none"})");
+      "l2": 0.001, "l2_biases": false, "rule": "none", "normalizer": "softmax", "activation": "gelu",
+      "heads": 1})");
   EXPECT_EQ(to_json(recipe_from_json(Json::object())), defaults);
   const Json whole = to_json(named_recipe("sharp"));
   for (const char* field : {"seed", "steps", "batch", "items", "zoom", "rate", "warmup", "zoom_warmup",
-                            "schedule", "l2_biases", "rule"}) {
+                            "schedule", "l2_biases", "rule", "normalizer", "activation", "heads"}) {
     Json expected = whole, json = whole;
     expected[field] = defaults.at(field);
     json.erase(field);
@@ -158,24 +174,47 @@ TEST(RecipeJson, NamesAnUnknownField) {
 
 // A value that isn't what the field holds is refused, not bent until it fits.
 TEST(RecipeJson, NamesAFieldOfTheWrongKind) {
-  const std::vector<std::pair<std::string, std::string>> wrong = {
-      {"seed", "-1"},         {"seed", "1.5"},
-      {"seed", "\"1\""},      {"seed", "true"},
-      {"steps", "100.5"},     {"steps", "1e300"},
-      {"steps", "null"},      {"steps", "true"},
-      {"batch", "[128]"},     {"batch", "128.25"},
-      {"items", "5"},         {"items", "[5]"},
-      {"items", "[5,6,7]"},   {"items", "[5.5,16]"},
-      {"items", "{\"a\":1}"}, {"items", "[4294967301,4294967302]"},
-      {"zoom", "\"4\""},      {"zoom", "true"},
-      {"rate", "true"},       {"rate", "[]"},
-      {"warmup", "true"},     {"zoom_warmup", "\"0\""},
-      {"schedule", "1"},      {"schedule", "\"step\""},
-      {"l2_form", "\"l1\""},  {"l2_form", "null"},
-      {"l2", "null"},         {"l2", "false"},
-      {"l2_biases", "1"},     {"l2_biases", "\"yes\""},
-      {"rule", "3"},          {"rule", "\"\""},
-      {"rule", "\"none \""}};
+  const std::vector<std::pair<std::string, std::string>> wrong = {{"seed", "-1"},
+                                                                  {"seed", "1.5"},
+                                                                  {"seed", "\"1\""},
+                                                                  {"seed", "true"},
+                                                                  {"steps", "100.5"},
+                                                                  {"steps", "1e300"},
+                                                                  {"steps", "null"},
+                                                                  {"steps", "true"},
+                                                                  {"batch", "[128]"},
+                                                                  {"batch", "128.25"},
+                                                                  {"items", "5"},
+                                                                  {"items", "[5]"},
+                                                                  {"items", "[5,6,7]"},
+                                                                  {"items", "[5.5,16]"},
+                                                                  {"items", "{\"a\":1}"},
+                                                                  {"items", "[4294967301,4294967302]"},
+                                                                  {"zoom", "\"4\""},
+                                                                  {"zoom", "true"},
+                                                                  {"rate", "true"},
+                                                                  {"rate", "[]"},
+                                                                  {"warmup", "true"},
+                                                                  {"zoom_warmup", "\"0\""},
+                                                                  {"schedule", "1"},
+                                                                  {"schedule", "\"step\""},
+                                                                  {"l2_form", "\"l1\""},
+                                                                  {"l2_form", "null"},
+                                                                  {"l2", "null"},
+                                                                  {"l2", "false"},
+                                                                  {"l2_biases", "1"},
+                                                                  {"l2_biases", "\"yes\""},
+                                                                  {"rule", "3"},
+                                                                  {"rule", "\"\""},
+                                                                  {"rule", "\"none \""},
+                                                                  {"normalizer", "1"},
+                                                                  {"normalizer", "\"hard\""},
+                                                                  {"normalizer", "\"entmax\""},
+                                                                  {"activation", "\"relu\""},
+                                                                  {"activation", "0"},
+                                                                  {"heads", "\"2\""},
+                                                                  {"heads", "1.5"},
+                                                                  {"heads", "3"}};
   for (const auto& [field, value] : wrong) {
     Json json = to_json(Recipe{});
     json[field] = Json::parse(value);
@@ -228,6 +267,9 @@ TEST(RecipeCheck, RefusesWhatIsBeyondAndSaysWhatMayBe) {
             "items: is 17 to 16, must be a range within 1 to 4096");
   EXPECT_EQ(error([](Recipe& r) { r.sets.largest = 4097; }),
             "items: is 5 to 4097, must be a range within 1 to 4096");
+  EXPECT_EQ(error([](Recipe& r) { r.architecture.heads = 0; }), "heads: is 0, must be 1 or 2");
+  EXPECT_EQ(error([](Recipe& r) { r.weighting = hard_weighting(); }),
+            "normalizer: is hard, must be one that has a gradient, such as straight-through");
   for (const double zoom : {-0.1, 7.1, std::nan(""), double{INFINITY}}) {
     EXPECT_TRUE(begins_with(error([&](Recipe& r) { r.sets.zoom = zoom; }), "zoom: is ")) << zoom;
   }

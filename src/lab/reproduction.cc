@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cmath>
+#include <cstdio>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -24,7 +25,9 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr std::size_t kMostScatter = 4000;  // points of the fit kept for drawing
+constexpr std::size_t kMostScatter = 4000;    // points of the fit kept for drawing
+constexpr std::int64_t kTrainingSets = 4096;  // that say how a head does at its training size
+constexpr double kLearned = 0.5;              // the least accuracy there; chance is 0.1
 constexpr std::int64_t kMapSets = 32, kMapColumns = 16, kLargestMap = 65536;
 
 const char* name_of(Precision precision) { return precision == Precision::f64 ? "f64" : "f32"; }
@@ -64,8 +67,8 @@ std::vector<results::Size> sizes_results(const std::vector<SizeOutcome>& outcome
   return sizes;
 }
 
-results::Diagnosis diagnosis_results(const std::vector<float>& parameters) {
-  const Diagnosis d = diagnose(parameters);
+results::Diagnosis diagnosis_results(const Run& run) {
+  const Diagnosis d = diagnose(run.parameters, run.recipe.architecture);
   return {.slope = d.slope,
           .offsets = {d.offsets.begin(), d.offsets.end()},
           .deviation = d.deviation,
@@ -83,55 +86,63 @@ std::optional<results::Fit> fit_results(const PolynomialFit& fit) {
                       .rule = fit.rule().name()};
 }
 
-EvaluationOptions evaluation_of(const StudyOptions& options, const ProgressListener& listener) {
+EvaluationOptions evaluation_of(const StudyOptions& options, const ProgressListener& listener,
+                                const Architecture& architecture = {}) {
   return {.sizes = options.sizes,
           .sets = options.sets,
           .seed = options.seed,
           .stream = Stream::evaluation,
           .precision = options.precision,
+          .architecture = architecture,
           .threads = options.threads,
           .progress = listener.advance};
 }
 
-EvaluationOptions calibrated_evaluation_of(const StudyOptions& options, const ProgressListener& listener) {
-  EvaluationOptions fewer = evaluation_of(options, listener);
+EvaluationOptions calibrated_evaluation_of(const StudyOptions& options, const ProgressListener& listener,
+                                           const Architecture& architecture = {}) {
+  EvaluationOptions fewer = evaluation_of(options, listener, architecture);
   fewer.share = 4;
   return fewer;
 }
 
-FitPointsOptions fit_of(const StudyOptions& options,
+FitPointsOptions fit_of(const StudyOptions& options, const Architecture& architecture = {},
                         const std::function<void(std::int64_t items)>& progress = {}) {
-  FitPointsOptions fit{.seed = options.seed, .threads = options.threads, .progress = progress};
+  FitPointsOptions fit{
+      .seed = options.seed, .architecture = architecture, .threads = options.threads, .progress = progress};
   if (options.sets > 0) fit.sets = std::min(fit.sets, options.sets);
   return fit;
 }
 
-std::vector<NamedWeighting> rules_without_fit(const Run& run, const StudyOptions& options) {
+// Of the head as it was trained, on sets of its largest training size that no evaluation uses.
+Outcome in_distribution(const Run& run, const StudyOptions& options) {
+  const std::vector<NamedWeighting> as_trained{{"trained", run.recipe.weighting}};
+  return evaluate(run.parameters, as_trained,
+                  {.sizes = {run.recipe.sets.largest},
+                   .sets = kTrainingSets,
+                   .seed = options.seed,
+                   .stream = Stream::calibration,
+                   .precision = options.precision,
+                   .architecture = run.recipe.architecture,
+                   .threads = options.threads,
+                   .progress = {}})
+      .front()
+      .outcomes.front();
+}
+
+std::vector<NamedWeighting> rules_without_fit(const Run& run, const Outcome& as_trained) {
   const std::int64_t trained = run.recipe.sets.largest;
-  const Rule& own = run.recipe.weighting.rule;
-  const std::vector<NamedWeighting> as_trained{{"trained", {.rule = own}}};
-  const Outcome in_distribution = evaluate(run.parameters, as_trained,
-                                           {.sizes = {trained},
-                                            .sets = 4096,
-                                            .seed = options.seed,
-                                            .stream = Stream::calibration,
-                                            .precision = options.precision,
-                                            .threads = options.threads,
-                                            .progress = {}})
-                                      .front()
-                                      .outcomes.front();
   std::vector<NamedWeighting> rules{{"softmax", {}}};
-  if (own != Rule::none()) rules.push_back(as_trained.front());
+  if (run.recipe.weighting != Weighting()) rules.push_back({"trained", run.recipe.weighting});
   rules.push_back({"paper", {.rule = Rule::paper()}});
   rules.push_back({"fixed", {.rule = Rule::fixed(2)}});
   rules.push_back({"log_length", {.rule = Rule::log_length(std::max(2.0, static_cast<double>(trained)))}});
-  // A head that gives all weight to one item on small sets has no target to hold: then these two are left
-  // out.
-  if (in_distribution.entropy > 0) {
-    rules.push_back({"target_entropy", {.rule = Rule::target_entropy(in_distribution.entropy)}});
+  // A head that gives all weight to one item on small sets, or none to any, has no target to hold: then these
+  // two are left out.
+  if (as_trained.entropy > 0) {
+    rules.push_back({"target_entropy", {.rule = Rule::target_entropy(as_trained.entropy)}});
   }
-  if (in_distribution.peak < 1) {
-    rules.push_back({"target_peak", {.rule = Rule::target_peak(in_distribution.peak)}});
+  if (as_trained.peak > 0 && as_trained.peak < 1) {
+    rules.push_back({"target_peak", {.rule = Rule::target_peak(as_trained.peak)}});
   }
   return rules;
 }
@@ -140,14 +151,15 @@ std::vector<NamedWeighting> rules_without_fit(const Run& run, const StudyOptions
 results::CalibratedHead calibrated_results(const Run& run, const StudyOptions& options,
                                            CalibrationMethod method, const ProgressListener& listener) {
   Run edited = run;
-  Calibration calibration = calibrate(run.parameters, method, options.seed);
+  Calibration calibration = calibrate(run.parameters, method, options.seed, run.recipe.architecture);
   edited.parameters = std::move(calibration.parameters);
-  std::vector<NamedWeighting> weightings = rules_without_fit(edited, options);
-  weightings.push_back({"hard", {.rule = {}, .hard = true}});
-  const auto outcomes = evaluate(edited.parameters, weightings, calibrated_evaluation_of(options, listener));
+  std::vector<NamedWeighting> weightings = rules_without_fit(edited, in_distribution(edited, options));
+  weightings.push_back({"hard", hard_weighting()});
+  const auto outcomes = evaluate(edited.parameters, weightings,
+                                 calibrated_evaluation_of(options, listener, run.recipe.architecture));
   return {.edit = calibration.text,
           .directions = calibration.directions,
-          .diagnosis = diagnosis_results(edited.parameters),
+          .diagnosis = diagnosis_results(edited),
           .sizes = sizes_results(outcomes, weightings)};
 }
 
@@ -156,8 +168,8 @@ results::HeatMap map_results(const Run& run, const Study& study, const StudyOpti
   results::HeatMap results{.seed = run.recipe.seed, .sets = kMapSets, .columns = kMapColumns};
   for (const std::int64_t items : options.sizes) {
     if (items > kLargestMap) continue;
-    const std::vector<float> map =
-        heat_map(run.parameters, study.weightings, options.seed, items, kMapSets, kMapColumns);
+    const std::vector<float> map = heat_map(run.parameters, study.weightings, options.seed, items, kMapSets,
+                                            kMapColumns, run.recipe.architecture);
     auto weight = map.begin();  // weightings x sets x columns
     results::HeatMapFrame frame{.items = items};
     for (const NamedWeighting& weighting : study.weightings) {
@@ -182,18 +194,31 @@ results::FitScatter scatter_results(const std::vector<FitPoint>& points) {
   return scatter;
 }
 
+// Nothing if the head answers its own training sets.
+std::optional<std::string> why_not_learned(const Run& run, double accuracy) {
+  if (run.diverged > 0) {
+    return "loss no longer finite at step " + std::to_string(run.diverged) + ", weights are those of step " +
+           std::to_string(run.step);
+  }
+  if (accuracy >= kLearned) return std::nullopt;
+  char percent[16];
+  std::snprintf(percent, sizeof percent, "%.1f", 100 * accuracy);
+  return "accuracy " + std::string(percent) + " % on sets of " + std::to_string(run.recipe.sets.largest) +
+         " items, the largest of training";
+}
+
 results::Model model_results(const Run& run, const Study& study, const std::vector<SizeOutcome>& outcomes) {
   results::Model model{.seed = run.recipe.seed,
                        .recipe = to_json(run.recipe),
                        .step = run.step,
-                       .diagnosis = diagnosis_results(run.parameters),
-                       .spread_allowed = spread_allowed(run.parameters),
+                       .diagnosis = diagnosis_results(run),
+                       .spread_allowed = spread_allowed(run.parameters, run.recipe.architecture),
                        .fit = fit_results(study.fit),
                        .sizes = sizes_results(outcomes, study.weightings)};
-  for (const NamedWeighting& n : study.weightings)
-    model.rules.set(n.name, n.weighting.hard ? "hard" : n.weighting.rule.name());
+  for (const NamedWeighting& n : study.weightings) model.rules.set(n.name, n.weighting.name());
   for (const Metrics& m : run.metrics) model.metrics.emplace_back(m.step, m.loss, m.accuracy);
   if (!run.edit.empty()) model.edit = run.edit;
+  model.did_not_learn = why_not_learned(run, study.accuracy);
   return model;
 }
 
@@ -245,7 +270,8 @@ results::HeadResults head_results(const Run& run, const StudyOptions& options, b
   const Study study = study_of(run, options, listener.advance);
   results::HeadResults head{
       .model = model_results(run, study,
-                             evaluate(run.parameters, study.weightings, evaluation_of(options, listener)))};
+                             evaluate(run.parameters, study.weightings,
+                                      evaluation_of(options, listener, run.recipe.architecture)))};
   if (options.calibrate) {
     head.model.calibrated = {calibrated_results(run, options, CalibrationMethod::classes, listener),
                              calibrated_results(run, options, CalibrationMethod::pairs, listener)};
@@ -270,11 +296,13 @@ Json cache_key(const Run& run, const StudyOptions& options, bool first) {
   files::Checksum weights;
   weights.add_bytes(std::as_bytes(std::span(run.parameters)));
   Json extra = Json::object();
-  for (const NamedWeighting& n : options.extra) extra[n.name] = n.weighting.rule.name();
+  for (const NamedWeighting& n : options.extra) extra[n.name] = n.weighting.name();
   return {{"version", results::kVersion},
           {"whet", version()},
           {"target", target()},
           {"weights", weights.digits()},
+          {"recipe", to_json(run.recipe)},
+          {"diverged", run.diverged},
           {"sizes", options.sizes},
           {"sets", options.sets},
           {"seed", options.seed},
@@ -333,6 +361,7 @@ std::vector<Run> train_runs(const std::vector<Training>& trainings, int threads,
   listener.begin("training", total, found);
   struct Stopped {};  // thrown inside a run when another has failed
   std::atomic<bool> failed{false};
+  std::vector<std::int64_t> diverged(trainings.size(), 0);
   const auto advance = [&](std::int64_t steps) {
     if (failed) throw Stopped();
     listener.advance(steps);
@@ -341,13 +370,21 @@ std::vector<Run> train_runs(const std::vector<Training>& trainings, int threads,
       static_cast<std::int64_t>(trainings.size()), core::resolve_threads(threads),
       [&](std::int64_t task, int) {
         const Training& training = trainings[static_cast<std::size_t>(task)];
-        train_run(training.folder, training.recipe, advance);
+        try {
+          train_run(training.folder, training.recipe, advance);
+        } catch (const Diverged& e) {
+          diverged[static_cast<std::size_t>(task)] = e.step();
+          advance(training.recipe.steps - e.step());
+        }
       },
       &failed);
   listener.end();
   std::vector<Run> runs;
   runs.reserve(trainings.size());
-  for (const Training& training : trainings) runs.push_back(load_run(training.folder));
+  for (std::size_t i = 0; i < trainings.size(); ++i) {
+    runs.push_back(load_run(trainings[i].folder));
+    runs.back().diverged = diverged[i];
+  }
   return runs;
 }
 
@@ -371,9 +408,11 @@ std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, in
 
 Study study_of(const Run& run, const StudyOptions& options,
                const std::function<void(std::int64_t items)>& progress) {
-  Study study{.weightings = rules_without_fit(run, options),
-              .points = fit_points(run.parameters, fit_of(options, progress)),
-              .fit = {}};
+  const Outcome as_trained = in_distribution(run, options);
+  Study study{.weightings = rules_without_fit(run, as_trained),
+              .points = fit_points(run.parameters, fit_of(options, run.recipe.architecture, progress)),
+              .fit = {},
+              .accuracy = static_cast<double>(as_trained.correct) / kTrainingSets};
   // A head that misranks hardly anything, or is so sharp that its entropies are all 0, leaves nothing to fit
   // on.
   const auto fit = study.points.size() >= kFewestPoints ? fit_if_determined(study.points) : std::nullopt;
@@ -382,7 +421,7 @@ Study study_of(const Run& run, const StudyOptions& options,
     study.weightings.push_back({"refit", {.rule = study.fit.rule()}});
   }
   study.weightings.insert(study.weightings.end(), options.extra.begin(), options.extra.end());
-  study.weightings.push_back({"hard", {.rule = {}, .hard = true}});
+  study.weightings.push_back({"hard", hard_weighting()});
   return study;
 }
 

@@ -42,7 +42,8 @@ struct Training {
 };
 
 // Trains every run, one per thread; existing runs are resumed. Every folder is looked at before the first
-// step: a wrong one must not cost the training of the others.
+// step: a wrong one must not cost the training of the others. A run that diverges is no error: it is returned
+// as its last checkpoint has it, Run::diverged set.
 std::vector<Run> train_runs(const std::vector<Training>& trainings, int threads,
                             const ProgressListener& listener);
 
@@ -50,14 +51,15 @@ std::vector<Run> train_runs(const std::vector<Training>& trainings, int threads,
 std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, int seeds, int threads,
                              const ProgressListener& listener);
 
-// The rules a head is evaluated under, in this order: softmax, trained (if it was trained under a rule),
-// paper, fixed, log_length, target_entropy, target_peak, refit (if its fit is possible), the extra ones,
-// hard. Label-free: the targets are the mean entropy and the mean largest weight of the head itself, as it
-// was trained, on sets of its largest training size, which no evaluation uses.
+// The rules a head is evaluated under, in this order: softmax, trained (if it was trained with a
+// rule or another normalizer), paper, fixed, log_length, target_entropy, target_peak, refit (if its fit is
+// possible), the extra ones, hard. Label-free: the targets are the mean entropy and the mean largest weight
+// of the head itself, as it was trained, on sets of its largest training size, which no evaluation uses.
 struct Study {
   std::vector<NamedWeighting> weightings;
   std::vector<FitPoint> points;
-  PolynomialFit fit;  // no coefficients: the points determine none
+  PolynomialFit fit;    // no coefficients: the points determine none
+  double accuracy = 0;  // as trained, on sets of the largest training size, which no evaluation uses
 };
 Study study_of(const Run& run, const StudyOptions& options,
                const std::function<void(std::int64_t items)>& progress = {});

@@ -164,6 +164,19 @@ void save(const std::string& folder, const Recipe& recipe, const TrainingState& 
   write_checkpoint(folder, content);
 }
 
+bool is_finite(const TrainingState& state) {
+  const auto all = [](const std::vector<float>& values) {
+    return std::ranges::all_of(values, [](float value) { return std::isfinite(value); });
+  };
+  return all(state.parameters) && all(state.m) && all(state.v);
+}
+
+// Leaves something to look at.
+[[noreturn]] void diverge(const std::string& folder, const Recipe& recipe, std::int64_t step) {
+  if (!exists(in(folder, kCheckpoint))) save(folder, recipe, initial_state(recipe), {});
+  throw Diverged(folder, step);
+}
+
 // Held while a run is trained: two processes would write over each other's files.
 class FolderLock {
  public:
@@ -258,10 +271,7 @@ void train_run(const std::string& folder, const Recipe& recipe,
   while (trainer.state().step < recipe.steps) {
     trainer.step();
     progress(1);
-    if (!std::isfinite(trainer.loss())) {
-      throw std::runtime_error(folder + ": the loss is no longer finite at step " +
-                               std::to_string(trainer.state().step) + "; try a lower rate");
-    }
+    if (!std::isfinite(trainer.loss())) diverge(folder, recipe, trainer.state().step);
     loss += trainer.loss();
     correct += trainer.correct();
     ++counted;
@@ -273,7 +283,10 @@ void train_run(const std::string& folder, const Recipe& recipe,
       loss = 0;
       correct = counted = 0;
     }
-    if (step % kCheckpointEvery == 0 || step == recipe.steps) save(folder, recipe, trainer.state(), metrics);
+    if (step % kCheckpointEvery == 0 || step == recipe.steps) {
+      if (!is_finite(trainer.state())) diverge(folder, recipe, step);
+      save(folder, recipe, trainer.state(), metrics);
+    }
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -40,6 +41,22 @@ struct Run {
   std::int64_t step = 0;  // steps done
   std::vector<Metrics> metrics;
   std::string edit;  // what was done to the weights after training; empty: nothing
+  // The step at which loss or weights were no longer finite, if train_runs() found one; the weights are then
+  // those of an earlier checkpoint. Not part of the folder.
+  std::int64_t diverged = 0;
+};
+
+// Of train_run(). The folder keeps its last checkpoint, at worst that of step 0.
+class Diverged : public std::runtime_error {
+ public:
+  Diverged(const std::string& folder, std::int64_t step)
+      : std::runtime_error(folder + ": the loss is no longer finite at step " + std::to_string(step) +
+                           "; try a lower rate"),
+        step_(step) {}
+  std::int64_t step() const { return step_; }
+
+ private:
+  std::int64_t step_;
 };
 
 // Makes the folder if needed, and says how many steps of this recipe are done in it. Error if it holds a run
@@ -48,7 +65,8 @@ std::int64_t prepare_run(const std::string& folder, const Recipe& recipe);
 
 // Trains until recipe.steps, from where the folder's checkpoint stands, as prepare_run() has it. `progress`
 // hears of every step; what it throws ends the training, which can be resumed from the last checkpoint.
-// FileError also if another process is training in this folder.
+// FileError also if another process is training in this folder; Diverged if the loss or the weights are no
+// longer finite.
 void train_run(const std::string& folder, const Recipe& recipe,
                const std::function<void(std::int64_t steps)>& progress);
 

@@ -14,7 +14,7 @@ TrainingState initial_state(const Recipe& recipe) {
 }
 
 Trainer::Trainer(const Recipe& recipe, TrainingState state)
-    : recipe_(recipe), state_(std::move(state)), gradients_(kParameters) {}
+    : recipe_(recipe), state_(std::move(state)), head_(recipe.architecture), gradients_(kParameters) {}
 
 void Trainer::step() {
   draw_training_batch(recipe_.sets_at(state_.step), recipe_.seed, static_cast<std::uint64_t>(state_.step),

@@ -89,8 +89,12 @@ double mean_over_heads(const std::vector<Model>& models, std::int64_t items, Val
 
 // Where accuracy goes, in points.
 std::string loss_table(const Reproduction& results) {
-  Table table({"items", "lost to misranking", "offsets predict", "dispersion: softmax", "paper",
-               "target_entropy - ceiling"});
+  const std::vector<std::string> rules = rule_names(results.summary);
+  const bool trained = std::ranges::find(rules, "trained") != rules.end();
+  std::vector<std::string> head{"items", "lost to misranking", "offsets predict", "dispersion: softmax"};
+  if (trained) head.push_back("trained");
+  head.insert(head.end(), {"paper", "target_entropy - ceiling"});
+  Table table(head);
   for (const SizeSummary& size : results.summary) {
     const results::RuleSummary* hard = size.rules.find("hard");
     const double ceiling = hard == nullptr ? NAN : hard->accuracy;
@@ -101,9 +105,11 @@ std::string loss_table(const Reproduction& results) {
     const results::RuleSummary* held = size.rules.find("target_entropy");
     const double predicted =
         mean_over_heads(results.models, size.items, [](const Size& s) { return s.predicted; });
-    table.add({std::to_string(size.items), percent(1 - ceiling), percent(1 - predicted),
-               dispersion("softmax"), dispersion("paper"),
-               held == nullptr ? "-" : interval(held->against_ceiling)});
+    std::vector<std::string> row{std::to_string(size.items), percent(1 - ceiling), percent(1 - predicted),
+                                 dispersion("softmax")};
+    if (trained) row.push_back(dispersion("trained"));
+    row.insert(row.end(), {dispersion("paper"), held == nullptr ? "-" : interval(held->against_ceiling)});
+    table.add(row);
   }
   return table.text();
 }
@@ -160,6 +166,17 @@ std::string model_table(const std::vector<Model>& models) {
   return table.text();
 }
 
+// A line for every head that did not learn.
+std::string not_learned(const std::vector<Model>& models) {
+  std::string text;
+  for (const Model& model : models) {
+    if (!model.did_not_learn) continue;
+    text += (text.empty() ? "\n" : "") + std::string("- Seed ") + std::to_string(model.seed) +
+            " did not learn: " + files::escaped(*model.did_not_learn) + ".\n";
+  }
+  return text;
+}
+
 // As RFC 4180 has it: a rule's name may hold commas, and that of a file anything.
 std::string csv_text(const std::string& text) {
   std::string quoted = "\"";
@@ -176,7 +193,7 @@ std::string markdown_tables(const Reproduction& results) {
   std::string text = "## Accuracy, % of sets (mean ± standard deviation over " +
                      std::to_string(results.models.size()) + " head" +
                      (results.models.size() == 1 ? "" : "s") + "; hard is the ceiling)\n\n" +
-                     accuracy_table(results.summary);
+                     accuracy_table(results.summary) + not_learned(results.models);
   text += "\n## The paper's Table 1 beside this run\n\n" + paper_table(results);
   text += "\n## Where the rest goes, in points of accuracy\n\n" + loss_table(results);
   text += "\n## Entropy in nats, inverse temperature, share of rows sharpened\n\n" + entropy_table(results);

@@ -130,6 +130,7 @@ void fields(Is<Model> auto& model, const Visit& visit) {
   visit("sizes", model.sizes);
   visit("metrics", model.metrics);
   visit("edit", model.edit);
+  visit("did_not_learn", model.did_not_learn);
   visit("calibrated", model.calibrated);
 }
 

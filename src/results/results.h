@@ -160,6 +160,7 @@ struct Model {
   std::vector<Size> sizes{};
   std::vector<std::tuple<std::int64_t, double, double>> metrics{};  // step, loss, accuracy
   std::optional<std::string> edit{};
+  std::optional<std::string> did_not_learn{};  // why the head is taken not to have learned its task
   std::optional<ByMethod<CalibratedHead>> calibrated{};
 };
 

@@ -6,7 +6,7 @@ const own = (object, key) => (object && Object.hasOwn(object, key) ? object[key]
 
 const RULE_NAMES = {
   softmax: "softmax",
-  trained: "rule of training",
+  trained: "as trained",
   paper: "paper’s rule",
   fixed: "fixed β = 2",
   log_length: "log length",
@@ -17,7 +17,7 @@ const RULE_NAMES = {
 };
 const ruleName = (rule) => own(RULE_NAMES, rule) ?? rule;
 
-const RULES_IN_SENTENCES = { paper: "the paper’s rule", trained: "the rule of training", refit: "the refitted polynomial", hard: "the ceiling" };
+const RULES_IN_SENTENCES = { paper: "the paper’s rule", trained: "the weighting of training", refit: "the refitted polynomial", hard: "the ceiling" };
 const ruleInSentence = (rule) => own(RULES_IN_SENTENCES, rule) ?? ruleName(rule);
 
 // Colour, dash and marker: any one of them tells curves apart.

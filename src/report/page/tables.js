@@ -172,6 +172,9 @@ function differenceTable(runs, comparison, rule) {
 
 function addHeadTable(parent, run) {
   const models = modelsOf(run);
+  for (const model of models.filter((m) => m.did_not_learn)) {
+    parent.append(element("p", { class: "note" }, `Seed ${model.seed} did not learn: ${model.did_not_learn}.`));
+  }
   parent.append(
     element(
       "details",
