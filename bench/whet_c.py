@@ -19,6 +19,7 @@ from numpy.typing import DTypeLike
 STATS_FIELDS = (
     "count", "max", "log_sum_exp", "entropy", "varentropy",
     "spread", "peak", "beta", "sharp_entropy", "sharp_peak",
+    "support", "threshold",
 )  # fmt: skip
 
 ROW_STATE = np.dtype(

@@ -198,16 +198,17 @@ void expect_attention_beta(const oracle::AttentionRow<Real>& row, const oracle::
 inline void expect_empty_stats(const RowStats& got) {
   EXPECT_EQ(got.max, -kInfinity);
   EXPECT_EQ(got.log_sum_exp, -kInfinity);
+  EXPECT_EQ(got.threshold, -kInfinity);
   EXPECT_EQ(got.beta, 1);
-  for (double field :
-       {got.count, got.entropy, got.varentropy, got.spread, got.peak, got.sharp_entropy, got.sharp_peak}) {
+  for (double field : {got.count, got.entropy, got.varentropy, got.spread, got.peak, got.sharp_entropy,
+                       got.sharp_peak, got.support}) {
     EXPECT_EQ(field, 0);
   }
 }
 
 inline void expect_broken_stats(const RowStats& got) {
   for (double field : {got.max, got.log_sum_exp, got.entropy, got.varentropy, got.spread, got.peak, got.beta,
-                       got.sharp_entropy, got.sharp_peak}) {
+                       got.sharp_entropy, got.sharp_peak, got.support, got.threshold}) {
     EXPECT_TRUE(std::isnan(field)) << field;
   }
 }
@@ -225,6 +226,8 @@ void expect_attention_stats(const oracle::AttentionRow<Real>& row, std::int64_t 
   expect_attention_beta<Arithmetic>(row, rule, got.beta, moved);
 
   EXPECT_EQ(got.count, static_cast<double>(exact.count));
+  EXPECT_EQ(got.support, got.count);
+  EXPECT_EQ(got.threshold, -kInfinity);
   const Real rounding = std::abs(exact.max) * std::numeric_limits<double>::epsilon();
   const Real known = Contract<Arithmetic>::weight;
   expect_within<Real>(got.max, exact.max, moved.delta + rounding, "max");

@@ -210,6 +210,8 @@ void expect_row_stats(const oracle::Row& row, const oracle::Rule& rule, const Ro
                       entropy_bound<T>(stats.count), "sharp_entropy");
   const Real peak = oracle::peak<Real>(row, stats.beta);
   expect_within<Real>(stats.sharp_peak, peak, Contract<T>::weight * peak, "sharp_peak");
+  EXPECT_EQ(stats.support, stats.count);
+  EXPECT_EQ(stats.threshold, -std::numeric_limits<double>::infinity());
 }
 
 // Everything the contract says about one row of softmax.

@@ -35,24 +35,36 @@ inline Logits divided(Logits w) {
   return w;
 }
 
-inline Logits entmax(const Logits& s, Long alpha) {
+// Weights of entmax at a threshold, logits measured from the maximum.
+inline Logits entmax_at(const Logits& s, Long alpha, Long tau) {
   const Long top = largest(s);
-  const auto weights = [&](Long tau) {
-    Logits w(s.size(), 0);
-    for (std::size_t i = 0; i < s.size(); ++i) {
-      const Long v = is_visible(s[i]) ? (alpha - 1) * (s[i] - top) - tau : -1;
-      if (v > 0) w[i] = alpha == 2 ? v : alpha == 1.5L ? v * v : std::pow(v, 1 / (alpha - 1));
-    }
-    return w;
-  };
+  Logits w(s.size(), 0);
+  for (std::size_t i = 0; i < s.size(); ++i) {
+    const Long v = is_visible(s[i]) ? (alpha - 1) * (s[i] - top) - tau : -1;
+    if (v > 0) w[i] = alpha == 2 ? v : alpha == 1.5L ? v * v : std::pow(v, 1 / (alpha - 1));
+  }
+  return w;
+}
+
+inline Long entmax_tau(const Logits& s, Long alpha) {
   Long low = -1, high = 0;
   for (int step = 0; step < 80; ++step) {
     const Long tau = (low + high) / 2;
     Long sum = 0;
-    for (const Long v : weights(tau)) sum += v;
+    for (const Long v : entmax_at(s, alpha, tau)) sum += v;
     (sum > 1 ? low : high) = tau;
   }
-  return divided(weights(low));
+  return low;
+}
+
+inline Logits entmax(const Logits& s, Long alpha) {
+  return divided(entmax_at(s, alpha, entmax_tau(s, alpha)));
+}
+
+// The K-th largest of the visible logits; -inf if there are no more than those.
+inline Long kth_largest(Logits s, Long k) {
+  std::sort(s.rbegin(), s.rend());
+  return k > visible_count(s) ? -std::numeric_limits<Long>::infinity() : s[static_cast<std::size_t>(k) - 1];
 }
 
 inline Logits softmax_from(const Logits& s, Long least) {
@@ -64,22 +76,27 @@ inline Logits softmax_from(const Logits& s, Long least) {
   return divided(w);
 }
 
+// A name taken apart; sparsemax and entmax15 are kinds of entmax.
+struct Kind {
+  std::string kind;
+  Long parameter = 0;
+
+  explicit Kind(const std::string& name) : kind(name.substr(0, name.find(':'))) {
+    if (name.find(':') != name.npos) parameter = std::strtold(name.c_str() + name.find(':') + 1, nullptr);
+    if (kind != "sparsemax" && kind != "entmax15") return;
+    parameter = kind == "sparsemax" ? 2 : 1.5L;
+    kind = "entmax";
+  }
+};
+
 // Weights of the normalizer `name` at s = beta x.
 inline Logits weights_of(const std::string& name, const Logits& s) {
-  const std::size_t colon = name.find(':');
-  const std::string kind = name.substr(0, colon);
-  const Long parameter = colon == name.npos ? 0 : std::strtold(name.c_str() + colon + 1, nullptr);
+  const auto [kind, parameter] = Kind(name);
   if (visible_count(s) == 0) return Logits(s.size(), 0);
   if (kind == "softmax") return softmax_from(s, -std::numeric_limits<Long>::infinity());
-  if (kind == "sparsemax") return entmax(s, 2);
-  if (kind == "entmax15") return entmax(s, 1.5L);
   if (kind == "entmax") return entmax(s, parameter);
   if (kind == "hard" || kind == "straight-through") return softmax_from(s, largest(s));
-  if (kind == "top-k") {
-    Logits sorted = s;
-    std::sort(sorted.rbegin(), sorted.rend());
-    return softmax_from(s, sorted[std::min(sorted.size(), static_cast<std::size_t>(parameter)) - 1]);
-  }
+  if (kind == "top-k") return softmax_from(s, kth_largest(s, parameter));
   Logits w(s.size(), 0);
   const Long n = visible_count(s);
   Long z = 0;
@@ -92,6 +109,27 @@ inline Logits weights_of(const std::string& name, const Logits& s) {
   }
   for (Long& v : w) v = kind != "softpick" ? v : z == 0 ? 0 : v / z;
   return w;
+}
+
+// The value of s below which keys have no weight, and how many have.
+struct Support {
+  Long threshold = -std::numeric_limits<Long>::infinity();
+  Long size = 0;
+};
+
+inline Support support_of(const std::string& name, const Logits& s) {
+  const auto [kind, parameter] = Kind(name);
+  Support support;
+  if (visible_count(s) == 0) return support;
+  if (kind == "entmax") support.threshold = largest(s) + entmax_tau(s, parameter) / (parameter - 1);
+  if (kind == "top-k") support.threshold = kth_largest(s, parameter);
+  if (kind == "hard" || kind == "straight-through") support.threshold = largest(s);
+  if (kind == "relu" || kind == "softpick") support.threshold = 0;
+  const bool at_it = kind == "top-k" || kind == "hard" || kind == "straight-through";
+  for (const Long v : s) {
+    if (is_visible(v) && (v > support.threshold || (at_it && v == support.threshold))) ++support.size;
+  }
+  return support;
 }
 
 // Whether backward is the derivative of forward, and the largest slope of a weight may be any number.

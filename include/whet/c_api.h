@@ -78,6 +78,8 @@ typedef struct whet_tile_counts {
 typedef struct whet_row_stats {
   double count, max, log_sum_exp, entropy, varentropy, spread, peak; /* at beta = 1 */
   double beta, sharp_entropy, sharp_peak;                            /* chosen by the rule; at that beta */
+  double support,
+      threshold; /* of the weights at that beta: how many keys have one, and from which logit on */
 } whet_row_stats;
 
 /* Executor: calls task(data, i, worker) once for every i in [0, tasks) on at most `threads` threads, and

@@ -48,8 +48,19 @@ struct RowSums {
 };
 
 // Statistics of a row, in this order, all float64. The first seven at inverse temperature 1;
-// `beta` is what the rule chose, `sharp_entropy` and `sharp_peak` are entropy and largest weight
-// at that beta. A row without visible keys: 0, with max and log_sum_exp -inf and beta 1.
+// `beta` is what the rule chose, and the last four are of the weights that the normalizer gives at that
+// beta: entropy, largest weight, and
+//
+//   support    how many visible keys have weight, by the normalizer's formula: also one whose weight is too
+//              small for a float counts
+//   threshold  the logit that separates them: keys below it have no weight. Keys at it have weight with top-k
+//              (where it is the K-th largest logit) and hard (the maximum), but not with sparsemax, entmax15
+//              and entmax (max + tau / ((alpha - 1) beta) with the tau of normalizer.h for logits measured
+//              from the maximum), relu and softpick (0). -inf where all keys have weight: softmax, sigmoid,
+//              and top-k of no more than K keys
+//
+// A row without visible keys: 0, with max, log_sum_exp and threshold -inf and beta 1. A row with a visible
+// NaN or +inf: NaN. A sink isn't a key, so it isn't in support.
 struct RowStats {
   double count;
   double max;
@@ -61,6 +72,8 @@ struct RowStats {
   double beta;
   double sharp_entropy;
   double sharp_peak;
+  double support;
+  double threshold;
 };
 
 struct StatesOptions {

@@ -11,16 +11,21 @@ from whet import _core
 
 
 class Stats(NamedTuple):
-    """What a row was like, and what its rule made of it: ten float64 arrays, one element per row.
+    """What a row was like, and what its rule made of it: twelve float64 arrays, one element per row.
 
-    The first seven describe the row at inverse temperature 1; ``beta`` is what the rule chose, the last two are the
-    entropy and the largest weight at that beta. Entropies are in nats. A row without visible keys has 0 everywhere,
-    but ``max`` and ``log_sum_exp`` -inf and ``beta`` 1.
+    The first seven describe the row at inverse temperature 1; ``beta`` is what the rule chose, the last four
+    are of the weights at that beta: their entropy, the largest, ``support``, how many visible keys have weight, and
+    ``threshold``, the logit below which keys have none (-inf where all have; a key at it has weight with top-k and hard
+    only). Entropies are in nats. A row without visible keys has 0 everywhere, but ``max``, ``log_sum_exp`` and
+    ``threshold`` -inf and ``beta`` 1.
 
     >>> import whet
     >>> _, stats = whet.softmax([0.0, 0.0, 0.0, 5.0], rule="fixed:2", return_stats=True)
     >>> print(int(stats.count), float(stats.spread), float(stats.beta), f"{float(stats.sharp_peak):.4f}")
     4 5.0 2.0 0.9999
+    >>> _, stats = whet.softmax([2.0, 1.5, 0.1, -1.0], normalizer="sparsemax", return_stats=True)
+    >>> print(int(stats.support), float(stats.threshold))
+    2 1.25
     """
 
     count: Any
@@ -33,6 +38,8 @@ class Stats(NamedTuple):
     beta: Any
     sharp_entropy: Any
     sharp_peak: Any
+    support: Any
+    threshold: Any
 
 
 def stats_buffer(rows: tuple[int, ...]) -> np.ndarray:

@@ -193,6 +193,8 @@ TEST(CApiStructs, ShorterOnesKeepTheFieldsTheyHave) {
       << whet_last_error();
   EXPECT_EQ(stats[1].beta, 2);
   EXPECT_EQ(stats[1].count, 2);
+  EXPECT_EQ(stats[1].support, 2);
+  EXPECT_EQ(stats[1].threshold, -std::numeric_limits<double>::infinity());
 }
 
 TEST(CApiStats, ElementsOfAnOlderHeaderGetTheFieldsTheyHave) {

@@ -10,7 +10,7 @@ constexpr std::size_t kMaxStructSize = 4096;
 thread_local std::string last_error;
 
 static_assert(sizeof(RowStats) == sizeof(whet_row_stats) &&
-              offsetof(RowStats, sharp_peak) == offsetof(whet_row_stats, sharp_peak));
+              offsetof(RowStats, threshold) == offsetof(whet_row_stats, threshold));
 
 void check_stats_size(std::size_t given) {
   if (given > sizeof(RowStats)) {

@@ -34,7 +34,7 @@ struct Arguments {
 // Rows without keys take no bytes in a file, so nothing but this bounds how many a header may claim.
 constexpr std::int64_t kMaxRowsWithoutKeys = std::int64_t{1} << 20;
 
-constexpr std::int64_t kStatsFields = 10;
+constexpr std::int64_t kStatsFields = 12;
 static_assert(sizeof(RowStats) == kStatsFields * sizeof(double), "stats are written as they lie in memory");
 
 [[noreturn]] void wrong_use(const std::string& path, const std::string& problem) {
@@ -180,7 +180,7 @@ void add_row_command(CLI::App& app, const char* name, const char* description, c
   command->add_option("--rule", arguments->rule, "How sharp, see below")
       ->type_name("R")
       ->capture_default_str();
-  command->add_option("--stats", arguments->stats, "Write 10 numbers per row here, see below")
+  command->add_option("--stats", arguments->stats, "Write 12 numbers per row here, see below")
       ->type_name("FILE");
   command->add_option("--axis", arguments->axis, "The axis a row runs along; -1 is the last")
       ->type_name("A")
@@ -203,8 +203,9 @@ void add_row_command(CLI::App& app, const char* name, const char* description, c
 constexpr const char* kStatsHelp =
     "\n"
     "Stats, in this order: count, max, log_sum_exp, entropy, varentropy, spread, peak (all at beta = 1),\n"
-    "beta, sharp_entropy, sharp_peak (at beta). Entropies are in nats. They are float64 of the shape of IN\n"
-    "with --axis taken out and 10 put at the end. --lengths has the shape of IN with --axis taken out.\n"
+    "beta, sharp_entropy, sharp_peak, support, threshold (of the weights). Entropies are in nats. They are\n"
+    "float64 of the shape of IN with --axis taken out and 12 put at the end. --lengths has the shape of IN "
+    "with --axis taken out.\n"
     "\n"
     "Files are .npy. IN must be a regular file; OUT and --stats are replaced whole or not at all. A pipe, a\n"
     "device and what standard output goes to (/dev/stdout) are written as they are: >> appends.\n";

@@ -17,14 +17,14 @@ inline double entropy_of(const Sums& s, double beta) {
   return h > 0 || std::isnan(h) ? h : 0;
 }
 
-// The stats of a row: `state` at inverse temperature 1, `sharp` at beta.
+// The stats of a row of softmax: `state` at inverse temperature 1, `sharp` at beta.
 inline RowStats stats_of(const RowState& state, double beta, const Sums& sharp) {
   constexpr double kInf = std::numeric_limits<double>::infinity();
   if (std::isnan(state.z)) {
     const double nan = std::numeric_limits<double>::quiet_NaN();
-    return {nan, nan, nan, nan, nan, nan, nan, nan, nan, nan};
+    return {nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, nan, nan};
   }
-  if (state.count == 0) return {0, -kInf, -kInf, 0, 0, 0, 0, 1, 0, 0};
+  if (state.count == 0) return {0, -kInf, -kInf, 0, 0, 0, 0, 1, 0, 0, 0, -kInf};
   return {.count = static_cast<double>(state.count),
           .max = state.max,
           .log_sum_exp = row_log_sum_exp(state),
@@ -34,7 +34,9 @@ inline RowStats stats_of(const RowState& state, double beta, const Sums& sharp) 
           .peak = row_peak(state),
           .beta = beta,
           .sharp_entropy = entropy_of(sharp, beta),
-          .sharp_peak = 1 / sharp.z};
+          .sharp_peak = 1 / sharp.z,
+          .support = static_cast<double>(state.count),
+          .threshold = -kInf};
 }
 
 }  // namespace whet::core

@@ -11,7 +11,7 @@ with open(WHET, "rb") as program:
     SANITIZED = b"__asan_init" in program.read()
 
 FIELDS = ["count", "max", "log_sum_exp", "entropy", "varentropy", "spread", "peak",
-          "beta", "sharp_entropy", "sharp_peak"]
+          "beta", "sharp_entropy", "sharp_peak", "support", "threshold"]
 PAPER = [-0.037, 0.481, -2.3, 4.917, -1.791]
 
 

@@ -220,7 +220,7 @@ def test_rule_files_are_regular_and_small(here):
 def test_stats_fields(here):
     x = logits(3, 4, 50)
     _, stats = compute(x, "--rule", "fixed:2")
-    assert stats.dtype == np.float64 and stats.shape == (3, 4, 10) and stats.flags.c_contiguous
+    assert stats.dtype == np.float64 and stats.shape == (3, 4, 12) and stats.flags.c_contiguous
     for index in np.ndindex(3, 4):
         row = x[index].astype(np.float64)
         p, q = plain(row), plain(2 * row)

@@ -3,7 +3,7 @@ autograd of torch see.
 
 B batch, H query heads, K key heads, N queries, M keys, D and E the sizes of a key and of a value: see Operands. `rule`
 is one name, or one per query head joined by ";". The second result of whet::attention is a buffer of stats,
-(B, H, N, 10), the third what whet::attention_backward would otherwise find again, (B, H, N, saved_size) in the type of
+(B, H, N, 12), the third what whet::attention_backward would otherwise find again, (B, H, N, saved_size) in the type of
 the arithmetic; both are (B, H, N, 0) unless with_stats and with_saved ask for them.
 """
 

@@ -1,7 +1,7 @@
 """The operators whet::softmax and whet::softmax_backward: what compilers, exporters and autograd of torch see.
 
 `dim` is 0 or more, `where` has as many axes as `input`. The second result of whet::softmax is a buffer of stats,
-(rows, 10), the third what whet::softmax_backward would otherwise find again, (rows, saved_size) in the type of the
+(rows, 12), the third what whet::softmax_backward would otherwise find again, (rows, saved_size) in the type of the
 arithmetic; both are (rows, 0) unless with_stats and with_saved ask for them.
 """
 

@@ -44,8 +44,8 @@ namespace whet {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// v^p and v^(p-1) for v >= 0: 0 where v is 0, NaN where it is NaN. A threshold is kept as `stored`, so that a
-// float of it loses nothing that shows.
+// v^p and v^(p-1) for v >= 0: 0 where v is 0, NaN where it is NaN; and how many v are above 0. A threshold is
+// kept as `stored`, so that a float of it loses nothing that shows.
 struct PowerOne {
   static constexpr double p = 1;
   double stored(double tau) const { return tau; }
@@ -57,6 +57,11 @@ struct PowerOne {
     const auto out = hn::Le(v, hn::Zero(d));
     high = hn::IfThenZeroElse(out, v);
     low = hn::IfThenZeroElse(out, hn::Set(d, hn::TFromD<D>(1)));
+  }
+
+  template <class D, class V = hn::Vec<D>>
+  HWY_INLINE std::size_t Count(D d, V y, V slope, V tau) const {
+    return hn::CountTrue(d, hn::Gt(hn::MulSub(y, slope, tau), hn::Zero(d)));
   }
 };
 
@@ -71,10 +76,16 @@ struct PowerTwo {
     low = hn::IfThenZeroElse(hn::Le(v, hn::Zero(d)), v);
     high = hn::Mul(low, low);
   }
+
+  template <class D, class V = hn::Vec<D>>
+  HWY_INLINE std::size_t Count(D d, V y, V slope, V tau) const {
+    return hn::CountTrue(d, hn::Gt(hn::MulSub(y, slope, tau), hn::Zero(d)));
+  }
 };
 
 // In float64, since an error of ln v is multiplied by p.
 struct PowerAny {
+  static constexpr double kLeast = std::numeric_limits<double>::min();  // of v
   double p, slope64, tau64;
 
   // Near alpha = 1, tau is close to -1 and what matters is how far from it.
@@ -85,13 +96,19 @@ struct PowerAny {
                         hn::Vec<hn::ScalableTag<double>> /*slope*/, hn::Vec<hn::ScalableTag<double>> /*tau*/,
                         hn::Vec<hn::ScalableTag<double>>& high, hn::Vec<hn::ScalableTag<double>>& low) const {
     const auto v = hn::MulSub(y, hn::Set(d, slope64), hn::Set(d, tau64));
-    const auto out = hn::Le(v, hn::Set(d, std::numeric_limits<double>::min()));
+    const auto out = hn::Le(v, hn::Set(d, kLeast));
     const auto inside = hn::IfThenElse(out, hn::Set(d, 1.0), v);
     const auto power =
         hn::Exp(d, hn::Max(hn::Set(d, -700.0), hn::Mul(hn::Set(d, p - 1), hn::Log(d, inside))));
     const auto number = hn::Eq(v, v);  // Exp forgets NaN
     low = hn::IfThenElse(number, hn::IfThenZeroElse(out, power), v);
     high = hn::Mul(low, hn::IfThenZeroElse(out, inside));
+  }
+
+  using Wide = hn::Vec<hn::ScalableTag<double>>;
+  HWY_INLINE std::size_t Count(hn::ScalableTag<double> d, Wide y, Wide /*slope*/, Wide /*tau*/) const {
+    const auto v = hn::MulSub(y, hn::Set(d, slope64), hn::Set(d, tau64));
+    return hn::CountTrue(d, hn::Gt(v, hn::Set(d, kLeast)));
   }
 
 #if HWY_TARGET == HWY_SCALAR
@@ -104,6 +121,13 @@ struct PowerAny {
     Raise(dd, hn::PromoteTo(dd, y), wide_high, wide_low, wide_high, wide_low);
     high = hn::DemoteTo(d, wide_high);
     low = hn::DemoteTo(d, wide_low);
+  }
+
+  using Narrow = hn::Vec<hn::ScalableTag<float>>;
+  HWY_INLINE std::size_t Count(hn::ScalableTag<float> /*d*/, Narrow y, Narrow /*slope*/,
+                               Narrow /*tau*/) const {
+    const hn::ScalableTag<double> dd;
+    return Count(dd, hn::PromoteTo(dd, y), hn::Zero(dd), hn::Zero(dd));
   }
 #else
   HWY_INLINE void Raise(hn::ScalableTag<float> d, hn::Vec<hn::ScalableTag<float>> y,
@@ -118,6 +142,16 @@ struct PowerAny {
     Raise(dd, hn::PromoteTo(dd, hn::UpperHalf(half, y)), none, none, high_b, low_b);
     high = hn::Combine(d, hn::DemoteTo(half, high_b), hn::DemoteTo(half, high_a));
     low = hn::Combine(d, hn::DemoteTo(half, low_b), hn::DemoteTo(half, low_a));
+  }
+
+  using Narrow = hn::Vec<hn::ScalableTag<float>>;
+  HWY_INLINE std::size_t Count(hn::ScalableTag<float> /*d*/, Narrow y, Narrow /*slope*/,
+                               Narrow /*tau*/) const {
+    const hn::ScalableTag<double> dd;
+    const hn::Half<hn::ScalableTag<float>> half;
+    const auto none = hn::Zero(dd);
+    return Count(dd, hn::PromoteTo(dd, hn::LowerHalf(half, y)), none, none) +
+           Count(dd, hn::PromoteTo(dd, hn::UpperHalf(half, y)), none, none);
   }
 #endif
 };
@@ -305,6 +339,12 @@ struct EntmaxElements {
     power.Raise(d, hn::Sub(x, hn::Set(d, top)), hn::Set(d, slope), hn::Set(d, tau), w, a);
     b = c = a;
   }
+
+  // Keys in x that have weight.
+  template <class D, class V = hn::Vec<D>>
+  HWY_INLINE std::size_t Count(D d, V x) const {
+    return power.Count(d, hn::Sub(x, hn::Set(d, top)), hn::Set(d, slope), hn::Set(d, tau));
+  }
 };
 
 template <class Power, typename T>
@@ -331,7 +371,7 @@ struct EntmaxOf {
   }
 
   template <typename T>
-  static HWY_INLINE void Weigh(const Runs<T>& runs, bool /*moments*/, T* out, const T* /*next*/,
+  static HWY_INLINE void Weigh(const Runs<T>& runs, const Needs& needs, T* out, const T* /*next*/,
                                RowResult<T>& result) {
     Family::With(runs.row.parameter, [&](const auto& power) HWY_ATTR {
       using Power = std::remove_cvref_t<decltype(power)>;
@@ -342,6 +382,10 @@ struct EntmaxOf {
       result.threshold = power.stored(tau);
       tau = power.tau(static_cast<double>(static_cast<T>(result.threshold)));  // as backward will read it
       const auto elements = ElementsOf<Power, T>(power, static_cast<double>(result.top), slope, tau);
+      if (needs.support) {
+        result.least = static_cast<double>(result.top) + tau / slope;
+        result.support = CountKeys(runs, [&](auto d, auto x) HWY_ATTR { return elements.Count(d, x); });
+      }
       result.sums.z = WeighElements(runs, elements, out);
     });
   }

@@ -43,8 +43,13 @@ struct Hard {
   }
 
   template <typename T>
-  static HWY_INLINE void Weigh(const Runs<T>& runs, bool /*moments*/, T* out, const T* /*next*/,
+  static HWY_INLINE void Weigh(const Runs<T>& runs, const Needs& needs, T* out, const T* /*next*/,
                                RowResult<T>& result) {
+    if (needs.support) {
+      result.least = static_cast<double>(result.top);
+      result.support = CountKeys(
+          runs, [&](auto d, auto x) HWY_ATTR { return hn::CountTrue(d, hn::Eq(x, hn::Set(d, result.top))); });
+    }
     Sums sums;
     runs.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR {
       sums.z += Mark(runs.row.x + begin, end - begin, result.top, out == nullptr ? nullptr : out + begin);

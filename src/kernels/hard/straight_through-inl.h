@@ -29,12 +29,12 @@ struct StraightThrough : Hard {
   static constexpr bool kMergesShards = false;
 
   template <typename T>
-  static HWY_INLINE void Weigh(const Runs<T>& runs, bool moments, T* out, const T* next,
+  static HWY_INLINE void Weigh(const Runs<T>& runs, const Needs& needs, T* out, const T* next,
                                RowResult<T>& result) {
     // All keys, not only those at the maximum; before `out` takes the place of the logits.
     const RowInput<T>& row = runs.row;
     const Sums soft = Measure<1>(row.x, static_cast<T*>(nullptr), row.size(), result.top, result.beta, next);
-    Hard::Weigh(runs, moments, out, next, result);
+    Hard::Weigh(runs, needs, out, next, result);
     result.threshold = soft.z > 0 ? 1 / soft.z : 0;
     if (soft.z > 0) result.sums.t = soft.t / soft.z * result.sums.z;  // the mean that Saved() finds
   }

@@ -71,6 +71,38 @@ double allowed(const std::string& name, double w, double largest, double depth) 
   return unit * (steep * largest + (w > 0 ? 2 * (1 + depth) * w : 0));
 }
 
+// How many logits of `s` lie so close to the threshold that rounding decides whether they have weight; those
+// of top-k and hard are compared without.
+Long undecided(const std::string& name, const Logits& s, Long threshold, double rounding) {
+  if (name.starts_with("top-k") || name == "hard" || name == "straight-through") return 0;
+  return static_cast<Long>(std::count_if(s.begin(), s.end(), [&](Long v) {
+    return oracle::is_visible(v) && std::abs(v - threshold) <= static_cast<Long>(rounding);
+  }));
+}
+
+// `s` = beta x, without the sink; `support` may have seen one.
+template <typename T>
+void expect_support(const std::string& name, const Logits& s, const oracle::Support& support,
+                    const RowStats& stats, double more_rounding = 0) {
+  const double beta = name == "hard" ? 1 : stats.beta;
+  const double threshold = static_cast<double>(support.threshold);
+  if (threshold == -kInf) {
+    EXPECT_EQ(stats.threshold, -kInf) << name;
+    EXPECT_EQ(stats.support, static_cast<double>(support.size)) << name;
+    return;
+  }
+  // tau is known to a few ulps of 1, which 1 / (alpha - 1) multiplies.
+  const oracle::Kind kind(name);
+  const double scale = kind.kind == "entmax" ? 1 / static_cast<double>(kind.parameter - 1) : 0;
+  const double top = std::abs(static_cast<double>(oracle::largest(s)));
+  const double unit = sizeof(T) == sizeof(float) ? 1e-6 : 1e-13;
+  const double rounding = unit * (scale + top + std::abs(threshold)) + more_rounding;
+  EXPECT_NEAR(beta * stats.threshold, threshold, rounding) << name << ", " << s.size() << " keys";
+  EXPECT_NEAR(stats.support, static_cast<double>(support.size),
+              static_cast<double>(undecided(name, s, support.threshold, rounding)))
+      << name << ", " << s.size() << " keys, beta " << beta;
+}
+
 template <typename T>
 void check_row(const std::string& name, std::vector<T> x, const Rule& rule, bool in_place) {
   const auto n = static_cast<std::int64_t>(x.size());
@@ -95,6 +127,7 @@ void check_row(const std::string& name, std::vector<T> x, const Rule& rule, bool
   EXPECT_NEAR(stats[0].sharp_entropy, entropy, 2e-5 * std::max(1.0, std::log(static_cast<double>(n))))
       << name;
   EXPECT_NEAR(stats[0].sharp_peak, largest, 1e-5 * largest) << name << ", " << n;
+  expect_support<T>(name, s, oracle::support_of(name, s), stats[0]);
 }
 
 template <typename T>
@@ -154,12 +187,16 @@ TEST(AllNormalizers, NothingVisibleAndNotANumber) {
         EXPECT_EQ(out, std::vector<float>(9, 0.0f)) << name;
         EXPECT_EQ(din, std::vector<float>(9, 0.0f)) << name;
         EXPECT_EQ(stats[0].sharp_entropy, 0) << name;
+        EXPECT_EQ(stats[0].support, 0) << name;
+        EXPECT_EQ(stats[0].threshold, -kInf) << name;
         for (const float bad : {nan, inf}) {
           std::vector<float> x = draw<float>(9, 1, 2);
           x[4] = bad;
           softmax({x.data(), {9}}, {out.data(), {9}}, options, {.stats = stats});
           for (const float w : out) EXPECT_TRUE(std::isnan(w)) << name << " " << rule.name() << " " << bad;
           EXPECT_TRUE(std::isnan(stats[0].sharp_entropy));
+          EXPECT_TRUE(std::isnan(stats[0].support)) << name;
+          EXPECT_TRUE(std::isnan(stats[0].threshold)) << name;
           softmax({x.data(), {9}}, {out.data(), {9}}, options);
           for (const float w : out) EXPECT_TRUE(std::isnan(w)) << name << " " << rule.name() << " " << bad;
         }
@@ -308,6 +345,17 @@ Logits attention_weights(const std::string& name, const Problem& p, Logits x) {
   return oracle::weights_of(name, x);
 }
 
+// The sink is last among x. It moves the threshold, and isn't counted.
+template <typename T>
+void expect_attention_support(const std::string& name, const Logits& x, const RowStats& stats) {
+  oracle::Support support = oracle::support_of(name, x);
+  const Logits sink{x.back()}, keys(x.begin(), x.end() - 1);
+  const Long threshold = support.threshold;
+  const bool at_it = name.starts_with("top-k") || name == "hard" || name == "straight-through";
+  if (oracle::is_visible(sink[0]) && (sink[0] > threshold || (at_it && sink[0] == threshold))) --support.size;
+  expect_support<T>(name, keys, support, stats, sizeof(T) == 4 ? 2e-5 : 1e-12);
+}
+
 template <typename T>
 void check_attention(const std::string& name, std::int64_t queries, std::int64_t keys, bool causal,
                      double sink) {
@@ -341,6 +389,7 @@ void check_attention(const std::string& name, std::int64_t queries, std::int64_t
   for (std::int64_t h = 0; h < p.H; ++h) {
     for (std::int64_t i = 0; i < p.N; ++i) {
       const Logits x = p.logits(h, i), w = attention_weights(name, p, x);
+      expect_attention_support<T>(name, x, stats[static_cast<std::size_t>(h * p.N + i)]);
       Logits g(n_keys + 1, 0);
       for (std::int64_t j = 0; j < p.M; ++j) {
         for (std::int64_t e = 0; e < p.E; ++e) {
@@ -434,6 +483,38 @@ TEST(AllNormalizers, TilesWithoutSupportAreSkipped) {
     attention(view(q, n), view(k, m), view(k, m), view(every, n), options);
     for (std::size_t i = 0; i < out.size(); ++i) ASSERT_NEAR(out[i], every[i], 1e-5f);
   }
+}
+
+// The 500th key lies in a tile that is dropped: few keys are close to the maximum.
+TEST(AllNormalizers, SupportOfTopKCountsDroppedTiles) {
+  for (const std::int64_t n : {2, 40}) {
+    const std::int64_t m = 4096;
+    std::vector<float> q(static_cast<std::size_t>(n), 1), k = draw<float>(static_cast<std::size_t>(m), 1, 2),
+                                                          out(q.size());
+    for (std::size_t i = 8; i < k.size(); ++i) k[i] -= 100;
+    TileCounts counts;
+    std::vector<RowStats> stats(q.size());
+    const auto view = [](std::vector<float>& a) {
+      return View(a.data(), {1, 1, static_cast<std::int64_t>(a.size()), 1});
+    };
+    attention(view(q), view(k), view(k), view(out), {.normalizer = Normalizer::parse("top-k:500")},
+              {.stats = stats, .tile_counts = &counts});
+    EXPECT_EQ(counts.skipped > 0, n == 40);  // few queries skip nothing
+    std::vector<float> sorted = k;
+    std::sort(sorted.rbegin(), sorted.rend());
+    for (const RowStats& s : stats) {
+      EXPECT_EQ(s.support, 500);
+      EXPECT_EQ(s.threshold, static_cast<double>(sorted[499]));
+    }
+  }
+}
+
+TEST(AllNormalizers, ThresholdOfProbabilitiesIsALogarithm) {
+  std::vector<float> p = {0.5f, 0.3f, 0.15f, 0.05f}, out(4);
+  std::vector<RowStats> stats(1);
+  sharpen({p.data(), {4}}, {out.data(), {4}}, {.normalizer = Normalizer::parse("top-k:2")}, {.stats = stats});
+  EXPECT_EQ(stats[0].support, 2);
+  EXPECT_NEAR(stats[0].threshold, std::log(0.3), 1e-6);
 }
 
 TEST(AllNormalizers, ShardsAreRefusedByName) {

@@ -75,14 +75,16 @@ template <typename T>
 struct RowResult {
   RowState state{};  // at beta = 1 as far as it was measured; the sink isn't in count and min
   double beta = 1;
-  bool measured = false;       // state holds z and t
-  bool summed = false;         // sums are those at beta
-  Sums sums{};                 // z, and t if it was wanted, of the weights before they are normalised
-  double threshold = 0;        // below which keys have no weight, as the normalizer measures it
-  T top = 0;                   // where y is measured from: the largest logit, the sink's too
-  T key_max = 0;               // the largest logit of a key
-  double peak = 0;             // the largest weight of a key, before they are normalised
-  double entropy = 0;          // of the weights
+  bool measured = false;      // state holds z and t
+  bool summed = false;        // sums are those at beta
+  Sums sums{};                // z, and t if it was wanted, of the weights before they are normalised
+  double threshold = 0;       // below which keys have no weight, as the normalizer measures it
+  T top = 0;                  // where y is measured from: the largest logit, the sink's too
+  T key_max = 0;              // the largest logit of a key
+  double peak = 0;            // the largest weight of a key, before they are normalised
+  double entropy = 0;         // of the weights
+  std::int64_t support = -1;  // keys that have weight; -1: all visible ones
+  double least = -std::numeric_limits<double>::infinity();  // the logit below which keys have none
   const T* weights = nullptr;  // where e^(beta y) of all keys and the sink lies already
 };
 

@@ -23,7 +23,9 @@
 //     Reach             how far below the maximum (in units of the logit) a key may lie and still have
 //     weight;
 //                       keys beyond have less than `epsilon` of the row together
-//     Weigh             weights of the row's runs of keys, and result.sums.z, which they are divided by
+//     Weigh             weights of the row's runs of keys, and result.sums.z, which they are divided by; if
+//     some
+//                       visible keys may have no weight also result.support and result.least, where needed
 //     Peak              the largest of them, given that a sink may lie above all keys
 //     Backward          from a saved row, logits and dL/dw: the weights again, and dL/dx
 //
@@ -134,6 +136,31 @@ struct Wanted {
   bool mean(const Rule& rule) const { return stats || (saved && needs_entropy(rule)); }
 };
 
+// What Weigh finds beside the weights and sums.z: sums.t; support and least, before `out` takes the place of
+// the logits.
+struct Needs {
+  bool mean = false;
+  bool support = false;
+};
+
+// How many keys of the runs count(d, x) finds in vectors x of logits. The sink isn't one of them.
+template <typename T, class Count>
+HWY_INLINE std::int64_t CountKeys(const Runs<T>& runs, const Count& count) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  std::size_t keys = 0;
+  runs.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR {
+    Map(
+        d, static_cast<T*>(nullptr), std::min(end, runs.row.n) - begin,
+        [&](V x) HWY_ATTR {
+          keys += count(d, x);
+          return x;
+        },
+        runs.row.x + begin);
+  });
+  return static_cast<std::int64_t>(keys);
+}
+
 // The entropy of the weights that lie in `out`, as shares of their sum.
 template <typename T>
 HWY_NOINLINE double WeightEntropy(const Runs<T>& runs, const T* out) {
@@ -179,7 +206,8 @@ HWY_NOINLINE RowResult<T> WeighRow(const RowInput<T>& row, const Rule& rule, Wan
   if (Normalizer::kIsExponential && all && result.weights != nullptr) {
     std::copy_n(result.weights, row.size(), out);
   } else {
-    Normalizer::Weigh(runs, wanted.mean(asked), out, result.measured ? nullptr : row.next, result);
+    Normalizer::Weigh(runs, {wanted.mean(asked), wanted.stats}, out, result.measured ? nullptr : row.next,
+                      result);
   }
   if (wanted.stats) SharpStats<Normalizer>(runs, out, result);
   return result;
@@ -194,8 +222,8 @@ HWY_INLINE void NormaliseRow(const RowInput<T>& row, const Rule& rule, Wanted wa
   ChooseBeta(row, asked, wanted.stats, wanted.saved || Normalizer::kNeedsCount, result);
   const bool summed = Normalizer::kIsExponential && result.summed;
   if (CanBeWeighed(result) && !summed) {
-    Normalizer::Weigh(Runs<T>{row, true}, wanted.mean(asked), out, result.measured ? nullptr : row.next,
-                      result);
+    Normalizer::Weigh(Runs<T>{row, true}, {wanted.mean(asked), wanted.stats}, out,
+                      result.measured ? nullptr : row.next, result);
     result.weights = out;
   }
   if (wanted.stats) SharpStats<Normalizer>(Runs<T>{row, true}, out, result);
@@ -213,7 +241,7 @@ HWY_INLINE void NormaliseRow(const RowInput<T>& row, const Rule& rule, Wanted wa
 template <class Normalizer, typename T>
 HWY_NOINLINE Sums WeighPart(const RowInput<T>& row, T top, double beta, T* out) {
   RowResult<T> result{.beta = beta, .top = top, .key_max = top};
-  Normalizer::Weigh(Runs<T>{row, true}, false, out, static_cast<const T*>(nullptr), result);
+  Normalizer::Weigh(Runs<T>{row, true}, {}, out, static_cast<const T*>(nullptr), result);
   return result.sums;
 }
 
@@ -224,6 +252,8 @@ HWY_INLINE RowStats StatsOf(const RowInput<T>& row, const RowResult<T>& result) 
   if (!CanBeWeighed(result)) return stats;
   stats.sharp_entropy = result.entropy;
   stats.sharp_peak = result.sums.z == 0 ? 0 : result.peak / result.sums.z;
+  if (result.support >= 0) stats.support = static_cast<double>(result.support);
+  stats.threshold = result.least;
   if (row.sink) {
     stats.peak *= std::exp(static_cast<double>(result.key_max) - static_cast<double>(result.top));
   }
@@ -291,7 +321,7 @@ HWY_NOINLINE SavedRow SaveRow(const RowInput<T>& row, const Rule& rule) {
   RowResult<T> result;
   ChooseBeta(row, RuleFor<Normalizer>(rule), false, true, result);
   if (CanBeWeighed(result) && !(Normalizer::kIsExponential && result.summed)) {
-    Normalizer::Weigh(Runs<T>{row, true}, needs_entropy(rule), static_cast<T*>(nullptr),
+    Normalizer::Weigh(Runs<T>{row, true}, {.mean = needs_entropy(rule)}, static_cast<T*>(nullptr),
                       static_cast<const T*>(nullptr), result);
   }
   return Saved(result, RuleFor<Normalizer>(rule));

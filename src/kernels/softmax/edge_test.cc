@@ -63,6 +63,8 @@ void expect_no_keys(const RowStats& stats) {
   EXPECT_EQ(stats.beta, 1);
   EXPECT_EQ(stats.sharp_entropy, 0);
   EXPECT_EQ(stats.sharp_peak, 0);
+  EXPECT_EQ(stats.support, 0);
+  EXPECT_EQ(stats.threshold, -kInfinity);
 }
 
 void expect_no_keys(const RowState& state) {
@@ -215,7 +217,7 @@ void check_broken_row(const Rule& rule, double poison, std::size_t n) {
   }
   const RowStats& s = stats[2];
   for (double field : {s.max, s.log_sum_exp, s.entropy, s.varentropy, s.spread, s.peak, s.beta,
-                       s.sharp_entropy, s.sharp_peak}) {
+                       s.sharp_entropy, s.sharp_peak, s.support, s.threshold}) {
     EXPECT_TRUE(std::isnan(field));
   }
   const RowState& state = row_states[2];

@@ -42,7 +42,7 @@ struct Softmax {
   }
 
   template <typename T>
-  static HWY_INLINE void Weigh(const Runs<T>& runs, bool moments, T* out, const T* next,
+  static HWY_INLINE void Weigh(const Runs<T>& runs, const Needs& needs, T* out, const T* next,
                                RowResult<T>& result) {
     Sums sums;
     const T top = result.top;
@@ -50,8 +50,8 @@ struct Softmax {
     runs.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR {
       const T* x = runs.row.x + begin;
       T* to = out == nullptr ? nullptr : out + begin;
-      const Sums more = moments ? Measure<1>(x, to, end - begin, top, beta, next)
-                                : Measure<0>(x, to, end - begin, top, beta, next);
+      const Sums more = needs.mean ? Measure<1>(x, to, end - begin, top, beta, next)
+                                   : Measure<0>(x, to, end - begin, top, beta, next);
       sums.z += more.z;
       sums.t += more.t;
     });

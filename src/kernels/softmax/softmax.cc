@@ -73,6 +73,7 @@ HWY_INLINE void SoftmaxRowsBy(const Normalise& normalise, const RowJob& job, std
       if (result.state.count > 0) {
         stats.max += offset;
         stats.log_sum_exp += offset;
+        stats.threshold += offset;
       }
     }
   }

@@ -142,13 +142,24 @@ struct TopK {
   }
 
   template <typename T>
-  static HWY_INLINE void Weigh(const Runs<T>& runs, bool /*moments*/, T* out, const T* /*next*/,
+  static HWY_INLINE void Weigh(const Runs<T>& runs, const Needs& needs, T* out, const T* /*next*/,
                                RowResult<T>& result) {
     const auto k = static_cast<std::int64_t>(runs.row.parameter);
     const T least = KthLargest(runs, k, result.top);
     result.threshold = static_cast<double>(least);
+    if (needs.support) CountKept(runs, k, least, result);
     const TopKElements<T> elements{Exponential<T>(result.beta), result.top, least, T(1)};
     result.sums = {.z = WeighElements(runs, elements, out)};
+  }
+
+  // Where tiles were dropped and fewer than K keys are left, the K-th largest is in one of those.
+  template <typename T>
+  static HWY_INLINE void CountKept(const Runs<T>& runs, std::int64_t k, T least, RowResult<T>& result) {
+    const Runs<T> every{runs.row, true};
+    if (least == std::numeric_limits<T>::lowest() && !runs.all) least = KthLargest(every, k, result.top);
+    if (least > std::numeric_limits<T>::lowest()) result.least = static_cast<double>(least);
+    result.support = CountKeys(
+        every, [&](auto d, auto x) HWY_ATTR { return hn::CountTrue(d, hn::Ge(x, hn::Set(d, least))); });
   }
 
   template <typename T>

@@ -44,6 +44,16 @@ struct ReluElements {
   }
 };
 
+// Statistics of normalizers that give weight to logits above 0.
+template <typename T>
+HWY_INLINE void CountPositive(const Runs<T>& runs, RowResult<T>& result) {
+  result.least = 0;
+  result.support = 0;
+  if (!(result.beta > 0)) return;  // all s are 0
+  result.support =
+      CountKeys(runs, [](auto d, auto x) HWY_ATTR { return hn::CountTrue(d, hn::Gt(x, hn::Zero(d))); });
+}
+
 struct Relu {
   static constexpr const char* kName = "relu";
   static constexpr std::optional<core::ParameterRange> kParameter{};
@@ -61,9 +71,10 @@ struct Relu {
   }
 
   template <typename T>
-  static HWY_INLINE void Weigh(const Runs<T>& runs, bool /*moments*/, T* out, const T* /*next*/,
+  static HWY_INLINE void Weigh(const Runs<T>& runs, const Needs& needs, T* out, const T* /*next*/,
                                RowResult<T>& result) {
     const ReluElements<T> elements{static_cast<T>(result.beta), T(1)};
+    if (needs.support) CountPositive(runs, result);
     const double sum = WeighElements(runs, elements, out);
     const auto count = static_cast<double>(result.state.count);
     // +inf is no more a logit than NaN is.

@@ -25,6 +25,7 @@
 #include "kernels/row/elementwise-inl.h"
 #include "kernels/row/row-inl.h"
 #include "kernels/row/sweep-inl.h"
+#include "kernels/unnormalised/relu-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {
@@ -102,10 +103,11 @@ struct Softpick {
   }
 
   template <typename T>
-  static HWY_INLINE void Weigh(const Runs<T>& runs, bool /*moments*/, T* out, const T* /*next*/,
+  static HWY_INLINE void Weigh(const Runs<T>& runs, const Needs& needs, T* out, const T* /*next*/,
                                RowResult<T>& result) {
     const auto elements = Elements<T>(static_cast<double>(result.top), result.beta, 1);
     // Before the weights, which may take the place of the logits.
+    if (needs.support) CountPositive(runs, result);
     result.sums = {.z = WeighElements(runs, SoftpickDistance<T>{elements}, static_cast<T*>(nullptr))};
     if (out != nullptr) WeighElements(runs, elements, out);
   }
