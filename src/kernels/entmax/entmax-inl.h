@@ -5,16 +5,17 @@
 // alpha = 2 is sparsemax; towards 1 it becomes softmax. With s measured from its maximum, tau lies in [-1, 0)
 // and no key more than p / beta below the maximum has weight: the others never take part.
 //
-//     sums     of v^p and v^(p-1) over the keys, v = ((alpha - 1) s - tau)_+, first at tau = -1. The sweep
-//              moves the vectors that hold a key with v > 0 together in scratch, so that the next reads only
-//              them
+//     filter   keys with v = ((alpha - 1) s - tau)_+ > 0 at tau = -1 are moved together in scratch; again
+//              whenever tau has risen
+//     sums     of v^p and v^(p-1) over those keys
 //     step     Newton's for (sum v^p)^(1/p) = 1, which is convex in tau for p >= 1: it rises to the solution
 //              and never passes it, so keys that are out stay out. alpha > 2: Newton's within a bracket
-//     weights  v^p in one sweep over the row
+//     weights  v^p where any of a few neighbours is above the threshold, 0 elsewhere
 //
-// Limit: 6 operations per key for the first sweep and 5 for the last (sparsemax, alpha = 1.5), about two
-// thirds of one exponential, and four to six sweeps over what little is left between them. Other alpha take a
-// logarithm and an exponential in float64 per key and step.
+// Limit: one comparison per key for the filter and one for the weights, with the write of the row: where few
+// keys have weight, a third of one exponential. Four to eight steps on what is left come between, which
+// short rows feel. Other alpha take a logarithm and an exponential per key that is left and step, in f32 up
+// to alpha = 1.5, beyond in float64.
 //
 // Backward: q = v^(p-1) is dw/ds for a fixed tau, and dL/ds = q (g - sum q g / sum q).
 #if defined(WHET_KERNELS_ENTMAX_ENTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -35,6 +36,7 @@
 #include <type_traits>
 
 #include "core/normalizer.h"
+#include "kernels/row/above-inl.h"
 #include "kernels/row/elementwise-inl.h"
 #include "kernels/row/row-inl.h"
 #include "kernels/row/sweep-inl.h"
@@ -45,11 +47,14 @@ namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // v^p and v^(p-1) for v >= 0: 0 where v is 0, NaN where it is NaN; and how many v are above 0. A threshold is
-// kept as `stored`, so that a float of it loses nothing that shows.
+// kept as `stored`, so that a float of it loses nothing that shows. Climb is Newton's step for
+// (sum v^p)^(1/p) = 1, Highest the largest threshold of n keys, whose largest weight is at least 1 / n.
 struct PowerOne {
   static constexpr double p = 1;
   double stored(double tau) const { return tau; }
   double tau(double stored) const { return stored; }
+  double Climb(double high, double low) const { return (high - 1) / low; }
+  double Highest(double n) const { return -1 / n; }
 
   template <class D, class V = hn::Vec<D>>
   HWY_INLINE void Raise(D d, V y, V slope, V tau, V& high, V& low) const {
@@ -69,6 +74,11 @@ struct PowerTwo {
   static constexpr double p = 2;
   double stored(double tau) const { return tau; }
   double tau(double stored) const { return stored; }
+  double Climb(double high, double low) const {
+    const double norm = std::sqrt(high);
+    return (norm - 1) * norm / low;
+  }
+  double Highest(double n) const { return -1 / std::sqrt(n); }
 
   template <class D, class V = hn::Vec<D>>
   HWY_INLINE void Raise(D d, V y, V slope, V tau, V& high, V& low) const {
@@ -86,11 +96,16 @@ struct PowerTwo {
 // In float64, since an error of ln v is multiplied by p.
 struct PowerAny {
   static constexpr double kLeast = std::numeric_limits<double>::min();  // of v
-  double p, slope64, tau64;
+  double p, slope64 = 0, tau64 = 0;
 
   // Near alpha = 1, tau is close to -1 and what matters is how far from it.
   double stored(double tau) const { return p > 16 ? (1 + tau) * p : tau; }
   double tau(double stored) const { return p > 16 ? stored / p - 1 : stored; }
+  double Climb(double high, double low) const {
+    const double log_norm = std::log(high) / p;
+    return std::expm1(log_norm) * std::exp((p - 1) * log_norm) / low;
+  }
+  double Highest(double n) const { return -std::pow(n, -1 / p); }
 
   HWY_INLINE void Raise(hn::ScalableTag<double> d, hn::Vec<hn::ScalableTag<double>> y,
                         hn::Vec<hn::ScalableTag<double>> /*slope*/, hn::Vec<hn::ScalableTag<double>> /*tau*/,
@@ -156,65 +171,106 @@ struct PowerAny {
 #endif
 };
 
+// ln(1 + u) for -1 < u <= 0, with a relative error of about 2e-7: 1 + u = m 2^k with m in [sqrt(1/2),
+// sqrt(2)), and m - 1 comes from u itself, so that nothing is lost near 0. The polynomial is that of Cephes'
+// logf.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V LogOnePlus(D d, V u) {
+  const hn::RebindToSigned<D> di;
+  const V one = hn::Set(d, 1.0f);
+  const auto bits = hn::BitCast(di, hn::Add(one, u));
+  const auto k = hn::ShiftRight<23>(hn::Sub(bits, hn::Set(di, 0x3f3504f3)));  // the bits of sqrt(1/2)
+  const V scale = hn::BitCast(d, hn::Sub(hn::BitCast(di, one), hn::ShiftLeft<23>(k)));  // 2^-k
+  const V f = hn::MulAdd(u, scale, hn::Sub(scale, one));
+  V p = hn::Set(d, 7.0376836292e-2f);
+  p = hn::MulAdd(p, f, hn::Set(d, -1.1514610310e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.1676998740e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, -1.2420140846e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 1.4249322787e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, -1.6668057665e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 2.0000714765e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, -2.4999993993e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, 3.3333331174e-1f));
+  p = hn::MulAdd(p, f, hn::Set(d, -0.5f));
+  const V log_m = hn::MulAdd(hn::Mul(p, f), f, f);
+  return hn::MulAdd(hn::ConvertTo(d, k), hn::Set(d, 0.693147181f), log_m);
+}
+
+// The same in the row's own arithmetic, for p >= 1. Powers are those of v / -tau = 1 + u, u = slope y / -tau:
+// the logarithm keeps what u has of digits, so errors are small where weights are large. (Not for gradients
+// if p < 2: v^(p-1) rises so steeply at 0 that the rounding of u would show.)
+struct PowerNear : PowerAny {
+  float ratio, largest, low_factor;  // slope / -tau, (-tau)^p, (-tau)^(p-1)
+
+  using PowerAny::Raise;
+  HWY_INLINE void Raise(hn::ScalableTag<float> d, hn::Vec<hn::ScalableTag<float>> y,
+                        hn::Vec<hn::ScalableTag<float>> /*slope*/, hn::Vec<hn::ScalableTag<float>> /*tau*/,
+                        hn::Vec<hn::ScalableTag<float>>& high, hn::Vec<hn::ScalableTag<float>>& low) const {
+    const Exponential<float> exponential(p);
+    const auto one = hn::Set(d, 1.0f), u = hn::Mul(y, hn::Set(d, ratio));
+    const auto out = hn::Le(u, hn::Neg(one));
+    const auto inside = hn::IfThenZeroElse(out, u);
+    const auto power = exponential(d, exponential.limit(d, LogOnePlus(d, inside)));
+    const auto kept = hn::IfThenElse(hn::Eq(u, u), hn::IfThenZeroElse(out, power), u);
+    high = hn::Mul(kept, hn::Set(d, largest));
+    low = hn::Div(hn::Mul(kept, hn::Set(d, low_factor)), hn::Add(one, inside));
+  }
+};
+
 // The power of a normalizer at an inverse temperature and a threshold.
 template <class Power>
-HWY_INLINE Power PowerAt(const Power& power, double /*slope*/, double /*tau*/) {
-  return power;
+HWY_INLINE Power PowerAt(const Power& power, double slope, double tau) {
+  Power at = power;
+  if constexpr (std::is_base_of_v<PowerAny, Power>) {
+    at.slope64 = slope;
+    at.tau64 = tau;
+  }
+  if constexpr (std::is_same_v<PowerNear, Power>) {
+    const double largest = std::pow(-tau, power.p);
+    at.ratio = static_cast<float>(slope / -tau);
+    at.largest = static_cast<float>(largest);
+    at.low_factor = static_cast<float>(largest / -tau);
+  }
+  return at;
 }
-HWY_INLINE PowerAny PowerAt(const PowerAny& power, double slope, double tau) { return {power.p, slope, tau}; }
 
 struct PowerSums {
   double high = 0, low = 0;  // of v^p and of v^(p-1)
 };
 
-// Sums over n keys at the threshold tau; those of vectors that hold a key above it are moved together in
-// `kept` (null: nowhere; may be x), and `left` is how many keys that are.
-template <class Power, typename T>
+// Keys above this may have weight at the threshold tau.
+template <typename T>
+HWY_INLINE T LimitAt(T top, double slope, double tau) {
+  return LimitBelow(top, -tau / slope);
+}
+
+// Sums over n keys at the threshold tau. kAll: most of them have weight.
+template <bool kAll, class Power, typename T>
 HWY_NOINLINE PowerSums SumPowers(const Power& power, const T* x, std::int64_t n, T top, double slope,
-                                 double tau, T* kept, std::int64_t& left) {
+                                 double tau) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   const Power at = PowerAt(power, slope, tau);
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const V max = hn::Set(d, top), factor = hn::Set(d, static_cast<T>(slope));
   const V threshold = hn::Set(d, static_cast<T>(tau));
   WideVec high_a = hn::Zero(hn::ScalableTag<double>()), high_b = high_a, low_a = high_a, low_b = high_a;
-  V high_sum = hn::Zero(d), low_sum = high_sum;
-  const auto add = [&](V keys) HWY_ATTR {
-    V high, low;
-    at.Raise(d, hn::Sub(keys, max), factor, threshold, high, low);
-    high_sum = hn::Add(high_sum, high);
-    low_sum = hn::Add(low_sum, low);
-    return low;
-  };
-  const auto widen = [&]() HWY_ATTR {
+  const std::int64_t run = RunKeys<T>();
+  for (std::int64_t i = 0; i < n; i += run) {
+    V high_sum = hn::Zero(d), low_sum = high_sum;
+    const auto add = [&](V keys) HWY_ATTR {
+      V high, low;
+      at.Raise(d, hn::Sub(keys, max), factor, threshold, high, low);
+      high_sum = hn::Add(high_sum, high);
+      low_sum = hn::Add(low_sum, low);
+      return keys;
+    };
+    if constexpr (kAll) {
+      Map(d, static_cast<T*>(nullptr), std::min(run, n - i), add, x + i);
+    } else {
+      ForEachAbove(d, x + i, std::min(run, n - i), LimitAt(top, slope, tau), add);
+    }
     AddWide(high_sum, high_a, high_b);
     AddWide(low_sum, low_a, low_b);
-    high_sum = low_sum = hn::Zero(d);
-  };
-  std::int64_t i = 0;
-  left = 0;
-  while (i + lanes <= n) {
-    const std::int64_t end = std::min(n - n % lanes, i + RunKeys<T>());
-    if (kept == nullptr) {
-      for (; i < end; i += lanes) add(hn::LoadU(d, x + i));
-    } else {
-      for (; i < end; i += lanes) {
-        const V keys = hn::LoadU(d, x + i);
-        const V low = add(keys);
-        hn::StoreU(keys, d, kept + left);  // left <= i: nothing unread is overwritten
-        left += hn::AllTrue(d, hn::Eq(low, hn::Zero(d))) ? 0 : lanes;
-      }
-    }
-    widen();
-  }
-  if (i < n) {
-    HWY_ALIGN T buffer[HWY_MAX_BYTES / sizeof(T)];
-    std::fill_n(std::copy_n(x + i, n - i, buffer), lanes - (n - i), kMinusInfinity<T>);
-    add(hn::Load(d, buffer));
-    widen();
-    if (kept != nullptr) std::copy_n(x + i, n - i, kept + left);
-    left += n - i;
   }
   return {TotalWide<T>(high_a, high_b), TotalWide<T>(low_a, low_b)};
 }
@@ -226,30 +282,38 @@ class EntmaxKeys {
   EntmaxKeys(const Power& power, const Runs<T>& runs, T top, double slope)
       : power_(power), runs_(runs), top_(top), slope_(slope) {}
 
-  // `drop`: keys at or below tau needn't be looked at again.
-  HWY_INLINE PowerSums Sum(double tau, bool drop) {
+  // Keys that have no weight at tau needn't be looked at again.
+  HWY_INLINE void Drop(double tau) {
     T* const scratch = runs_.row.scratch;
-    PowerSums sums;
-    std::int64_t left = 0;
+    if (scratch == nullptr || (kept_ >= 0 && kept_ < kWorthDropping)) return;
+    const T limit = LimitAt(top_, slope_, tau);
+    const std::int64_t size = runs_.row.size();
+    std::int64_t kept = 0;
     if (kept_ >= 0) {
-      sums = SumPowers(power_, static_cast<const T*>(scratch), kept_, top_, slope_, tau,
-                       drop ? scratch : nullptr, left);
-      if (drop) kept_ = left;
-      return sums;
+      kept = KeepKeys(static_cast<const T*>(scratch), kept_, limit, scratch);
+    } else {
+      runs_.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR {
+        kept += KeepKeys(runs_.row.x + begin, end - begin, limit, scratch + kept);
+      });
     }
-    std::int64_t total = 0;
+    kept_ = FillLastVector(scratch, kept, size);
+  }
+
+  HWY_INLINE PowerSums Sum(double tau) const {
+    if (kept_ >= 0) {
+      return SumPowers<true>(power_, static_cast<const T*>(runs_.row.scratch), kept_, top_, slope_, tau);
+    }
+    PowerSums sums;
     runs_.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR {
-      const PowerSums more = SumPowers(power_, runs_.row.x + begin, end - begin, top_, slope_, tau,
-                                       drop && scratch != nullptr ? scratch + total : nullptr, left);
+      const PowerSums more = SumPowers<false>(power_, runs_.row.x + begin, end - begin, top_, slope_, tau);
       sums.high += more.high;
       sums.low += more.low;
-      total += left;
     });
-    if (drop && scratch != nullptr) kept_ = total;
     return sums;
   }
 
  private:
+  static constexpr std::int64_t kWorthDropping = 64;
   const Power& power_;
   const Runs<T>& runs_;
   T top_;
@@ -264,7 +328,7 @@ inline constexpr double kLastStep = sizeof(T) == sizeof(float) ? 0x1p-16 : 0x1p-
 // The nearest tau that the power works with.
 template <class Power, typename T>
 HWY_INLINE double RoundedTau(double tau) {
-  return std::is_same_v<Power, PowerAny> ? tau : static_cast<double>(static_cast<T>(tau));
+  return std::is_base_of_v<PowerAny, Power> ? tau : static_cast<double>(static_cast<T>(tau));
 }
 
 // alpha <= 2, from the sums at tau = -1. Newton's steps for the norm (sum v^p)^(1/p) = 1.
@@ -273,13 +337,13 @@ HWY_INLINE double ClimbToTau(const Power& power, EntmaxKeys<Power, T>& keys, Pow
   constexpr int kMostSteps = 100;  // it takes four to eight
   double tau = -1;
   for (int step = 0; step < kMostSteps; ++step) {
-    const double log_norm = std::log(sums.high) / power.p;
-    const double climb = std::expm1(log_norm) * std::exp((power.p - 1) * log_norm) / sums.low;
+    const double climb = power.Climb(sums.high, sums.low);
     const double next = RoundedTau<Power, T>(std::clamp(tau + climb, -1.0, highest));
     if (!(climb * power.p > kLastStep<T> * -tau)) return next;
     if (next <= tau) return tau;
     tau = next;
-    sums = keys.Sum(tau, true);
+    keys.Drop(tau);
+    sums = keys.Sum(tau);
   }
   return tau;
 }
@@ -296,13 +360,13 @@ HWY_INLINE double BracketTau(const Power& power, EntmaxKeys<Power, T>& keys, Pow
     if (!inside) next = 0.5 * (low + high);
     if (next <= low || next >= high) return next;
     tau = next;
-    sums = keys.Sum(tau, false);
+    sums = keys.Sum(tau);
     if (sums.high == 1) return tau;
     (sums.high > 1 ? low : high) = tau;
     if (high - low > 0.5 * width) {
       tau = 0.5 * (low + high);
       if (tau <= low || tau >= high) return tau;
-      sums = keys.Sum(tau, false);
+      sums = keys.Sum(tau);
       (sums.high > 1 ? low : high) = tau;
     }
   }
@@ -311,12 +375,11 @@ HWY_INLINE double BracketTau(const Power& power, EntmaxKeys<Power, T>& keys, Pow
 
 // tau in [-1, 0); NaN if a key is NaN; 0 if none is visible.
 template <class Power, typename T>
-HWY_NOINLINE double FindTau(const Power& power, const Runs<T>& runs, T top, double slope) {
-  EntmaxKeys<Power, T> keys(power, runs, top, slope);
-  const PowerSums sums = keys.Sum(-1, true);
+HWY_INLINE double FindTau(const Power& power, EntmaxKeys<Power, T>& keys, std::int64_t n) {
+  keys.Drop(-1);
+  const PowerSums sums = keys.Sum(-1);
   if (!(sums.high > 0)) return sums.high;
-  // The largest weight is at least 1 / n.
-  const double highest = -std::pow(static_cast<double>(runs.row.size()), -1 / power.p);
+  const double highest = power.Highest(static_cast<double>(n));
   return power.p >= 1 ? ClimbToTau(power, keys, sums, highest) : BracketTau(power, keys, sums, highest);
 }
 
@@ -352,7 +415,8 @@ HWY_INLINE EntmaxElements<Power, T> ElementsOf(const Power& power, double top, d
   return {PowerAt(power, slope, tau), static_cast<T>(top), static_cast<T>(slope), static_cast<T>(tau)};
 }
 
-// What sparsemax, entmax15 and entmax:A share. `Family` says which power belongs to a parameter.
+// What sparsemax, entmax15 and entmax:A share. `Family` says which power belongs to a parameter: With for
+// gradients, WithWeights where weights alone are asked for.
 template <class Family>
 struct EntmaxOf {
   static constexpr bool kUsesBeta = true;
@@ -370,23 +434,35 @@ struct EntmaxOf {
     return reach;
   }
 
+  // A little more than -tau / slope, since that is rounded.
+  template <typename T>
+  static double Depth(const RowInput<T>& row, const RowResult<T>& result) {
+    double depth = 0;
+    Family::With(row.parameter, [&](const auto& power) {
+      depth = -power.tau(result.threshold) * power.p / result.beta * (1 + 0x1p-20);
+    });
+    return depth;
+  }
+
   template <typename T>
   static HWY_INLINE void Weigh(const Runs<T>& runs, const Needs& needs, T* out, const T* /*next*/,
                                RowResult<T>& result) {
-    Family::With(runs.row.parameter, [&](const auto& power) HWY_ATTR {
+    Family::WithWeights(runs.row.parameter, [&](const auto& power) HWY_ATTR {
       using Power = std::remove_cvref_t<decltype(power)>;
       const double slope = result.beta / power.p;
-      double tau = FindTau(power, runs, result.top, slope);
+      EntmaxKeys<Power, T> keys(power, runs, result.top, slope);
+      double tau = FindTau(power, keys, runs.row.size());
       result.sums = {.z = tau};
       if (!(tau < 0)) return;
       result.threshold = power.stored(tau);
       tau = power.tau(static_cast<double>(static_cast<T>(result.threshold)));  // as backward will read it
+      result.sums.z = keys.Sum(tau).high;
       const auto elements = ElementsOf<Power, T>(power, static_cast<double>(result.top), slope, tau);
       if (needs.support) {
         result.least = static_cast<double>(result.top) + tau / slope;
         result.support = CountKeys(runs, [&](auto d, auto x) HWY_ATTR { return elements.Count(d, x); });
       }
-      result.sums.z = WeighElements(runs, elements, out);
+      WeighAbove(runs, elements, LimitAt(result.top, slope, tau), out, result);
     });
   }
 
@@ -421,6 +497,10 @@ struct Sparsemax : EntmaxOf<Sparsemax> {
   static HWY_INLINE void With(double /*alpha*/, const Body& body) {
     body(PowerOne{});
   }
+  template <class Body>
+  static HWY_INLINE void WithWeights(double alpha, const Body& body) {
+    With(alpha, body);
+  }
 };
 
 struct Entmax15 : EntmaxOf<Entmax15> {
@@ -430,6 +510,10 @@ struct Entmax15 : EntmaxOf<Entmax15> {
   template <class Body>
   static HWY_INLINE void With(double /*alpha*/, const Body& body) {
     body(PowerTwo{});
+  }
+  template <class Body>
+  static HWY_INLINE void WithWeights(double alpha, const Body& body) {
+    With(alpha, body);
   }
 };
 
@@ -441,7 +525,21 @@ struct Entmax : EntmaxOf<Entmax> {
   static HWY_INLINE void With(double alpha, const Body& body) {
     if (alpha == 2) return Sparsemax::With(alpha, body);
     if (alpha == 1.5) return Entmax15::With(alpha, body);
-    body(PowerAny{.p = 1 / (alpha - 1), .slope64 = 0, .tau64 = 0});
+    WithPower(alpha, alpha < 1.5, body);
+  }
+  template <class Body>
+  static HWY_INLINE void WithWeights(double alpha, const Body& body) {
+    if (alpha == 2) return Sparsemax::With(alpha, body);
+    if (alpha == 1.5) return Entmax15::With(alpha, body);
+    WithPower(alpha, alpha < 2, body);
+  }
+
+ private:
+  template <class Body>
+  static HWY_INLINE void WithPower(double alpha, bool near, const Body& body) {
+    const PowerAny power{.p = 1 / (alpha - 1)};
+    if (near) return body(PowerNear{power, 0, 0, 0});
+    body(power);
   }
 };
 

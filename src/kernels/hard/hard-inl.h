@@ -14,11 +14,13 @@
 #include <whet/rule.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <optional>
 
 #include "core/normalizer.h"
 #include "kernels/elements/elements-inl.h"
+#include "kernels/row/above-inl.h"
 #include "kernels/row/row-inl.h"
 #include "kernels/row/sweep-inl.h"
 
@@ -26,6 +28,18 @@ HWY_BEFORE_NAMESPACE();
 namespace whet {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
+
+template <typename T>
+struct HardElements {
+  T top;
+
+  template <class D, class V = hn::Vec<D>>
+  HWY_INLINE V Weight(D d, V x) const {
+    const V y = hn::Sub(x, hn::Set(d, top));
+    const V marked = hn::IfThenElseZero(hn::Eq(y, hn::Zero(d)), hn::Set(d, T(1)));
+    return hn::IfThenElse(hn::Eq(y, y), marked, y);  // keeps NaN
+  }
+};
 
 struct Hard {
   static constexpr const char* kName = "hard";
@@ -50,11 +64,13 @@ struct Hard {
       result.support = CountKeys(
           runs, [&](auto d, auto x) HWY_ATTR { return hn::CountTrue(d, hn::Eq(x, hn::Set(d, result.top))); });
     }
+    const HardElements<T> elements{result.top};
+    const T limit = std::nextafter(result.top, kMinusInfinity<T>);
     Sums sums;
-    runs.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR {
-      sums.z += Mark(runs.row.x + begin, end - begin, result.top, out == nullptr ? nullptr : out + begin);
-    });
+    runs.ForEach([&](std::int64_t begin, std::int64_t end)
+                     HWY_ATTR { sums.z += Ties(runs.row.x + begin, end - begin, elements, limit); });
     result.sums = sums;
+    WeighAbove(runs, elements, limit, out, result);
   }
 
   template <typename T>
@@ -74,22 +90,22 @@ struct Hard {
     }
   }
 
-  // out = 1 where x is `top`, else 0; NaN where x is NaN or +inf. Returns the sum.
+  // out = 1 where x is `top`, else 0; NaN where x is NaN or +inf.
   template <typename T>
-  static HWY_NOINLINE double Mark(const T* x, std::int64_t n, T top, T* out) {
+  static HWY_NOINLINE void Mark(const T* x, std::int64_t n, T top, T* out) {
     const hn::ScalableTag<T> d;
-    using V = hn::Vec<decltype(d)>;
-    const V one = hn::Set(d, T(1)), max = hn::Set(d, top), zero = hn::Zero(d);
-    WideVec a = hn::Zero(hn::ScalableTag<double>()), b = a;
+    const HardElements<T> elements{top};
     Map(
-        d, out, n,
-        [&](V v) HWY_ATTR {
-          const V y = hn::Sub(v, max);
-          const V marked = hn::IfThenElse(hn::Eq(y, y), hn::IfThenElseZero(hn::Eq(y, zero), one), y);
-          AddWide(marked, a, b);
-          return marked;
-        },
-        x);
+        d, out, n, [&](hn::Vec<decltype(d)> v) HWY_ATTR { return elements.Weight(d, v); }, x);
+  }
+
+  // The sum of these.
+  template <typename T>
+  static HWY_NOINLINE double Ties(const T* x, std::int64_t n, const HardElements<T>& elements, T limit) {
+    const hn::ScalableTag<T> d;
+    WideVec a = hn::Zero(hn::ScalableTag<double>()), b = a;
+    ForEachAbove(d, x, n, limit,
+                 [&](hn::Vec<decltype(d)> v) HWY_ATTR { AddWide(elements.Weight(d, v), a, b); });
     return TotalWide<T>(a, b);
   }
 };

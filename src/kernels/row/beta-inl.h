@@ -86,6 +86,7 @@ struct RowResult {
   std::int64_t support = -1;  // keys that have weight; -1: all visible ones
   double least = -std::numeric_limits<double>::infinity();  // the logit below which keys have none
   const T* weights = nullptr;  // where e^(beta y) of all keys and the sink lies already
+  bool divided = false;        // weights are divided by sums.z already
 };
 
 // How close a search comes to its target, which beta still makes a difference, and how far below

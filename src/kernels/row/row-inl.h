@@ -23,6 +23,7 @@
 //     Reach             how far below the maximum (in units of the logit) a key may lie and still have
 //     weight;
 //                       keys beyond have less than `epsilon` of the row together
+//     Depth             optional: the same for a row that was weighed, below which weights are exactly 0
 //     Weigh             weights of the row's runs of keys, and result.sums.z, which they are divided by; if
 //     some
 //                       visible keys may have no weight also result.support and result.least, where needed
@@ -98,6 +99,7 @@ template <typename T>
 struct Runs {
   const RowInput<T>& row;
   bool all;
+  bool divide = false;  // weights may be divided by sums.z at once, if the normalizer says so in `divided`
 
   // Calls body(begin, end) for every run.
   template <class Body>
@@ -189,6 +191,16 @@ HWY_INLINE void SharpStats(const Runs<T>& runs, const T* out, RowResult<T>& resu
   }
 }
 
+// Drops the tiles whose keys all turned out more than `depth` below the top: their weights are 0.
+template <typename T>
+HWY_INLINE void DropTilesBelow(const RowInput<T>& row, T top, double depth) {
+  const RowTiles<T>& tiles = *row.tiles;
+  tiles.ForEach(row.n, [&](std::int64_t tile, std::int64_t /*begin*/, std::int64_t /*end*/) {
+    const double below = static_cast<double>(top) - static_cast<double>(tiles.max[tile]);
+    if (below > depth && tiles.nonzero[tile] == 0) tiles.keep[tile] = 0;
+  });
+}
+
 // Weights of the row in `out` (which may be row.x), not normalised. A row that can't be weighed has a sums.z
 // that isn't positive, and nothing is written.
 template <class Normalizer, typename T>
@@ -210,6 +222,11 @@ HWY_NOINLINE RowResult<T> WeighRow(const RowInput<T>& row, const Rule& rule, Wan
                       result);
   }
   if (wanted.stats) SharpStats<Normalizer>(runs, out, result);
+  if constexpr (requires { Normalizer::Depth(row, result); }) {
+    if (row.tiles != nullptr && row.tiles->keep != nullptr && result.sums.z > 0) {
+      DropTilesBelow(row, result.top, Normalizer::Depth(row, result));
+    }
+  }
   return result;
 }
 
@@ -222,7 +239,7 @@ HWY_INLINE void NormaliseRow(const RowInput<T>& row, const Rule& rule, Wanted wa
   ChooseBeta(row, asked, wanted.stats, wanted.saved || Normalizer::kNeedsCount, result);
   const bool summed = Normalizer::kIsExponential && result.summed;
   if (CanBeWeighed(result) && !summed) {
-    Normalizer::Weigh(Runs<T>{row, true}, {wanted.mean(asked), wanted.stats}, out,
+    Normalizer::Weigh(Runs<T>{row, true, true}, {wanted.mean(asked), wanted.stats}, out,
                       result.measured ? nullptr : row.next, result);
     result.weights = out;
   }
@@ -230,6 +247,8 @@ HWY_INLINE void NormaliseRow(const RowInput<T>& row, const Rule& rule, Wanted wa
   const double z = result.sums.z;
   if (!(z > 0)) {
     std::fill_n(out, row.size(), static_cast<T>(z));
+  } else if (result.divided) {
+    return;
   } else if (result.weights != nullptr) {
     Scale(result.weights, out, row.size(), 1 / z);
   } else {

@@ -1,9 +1,11 @@
 // Softmax over the K largest logits of a row; keys that tie with the K-th largest all stay.
 //
-// The K-th largest is found by bisection over the numbers between the smallest and the largest logit, in the
-// order that their bits have: 32 steps at most (f64: 64), each a count of the keys above a number, 2
-// operations per key; vectors without a key above the lower end leave the search. Then one exponential per
-// key. The gradient is that of softmax over the keys that stay.
+// The row is cut into groups of equal size, several times K of them, by one sweep that takes the largest of
+// each. A number that K of these reach is reached by K keys: what lies below leaves the search, and few more
+// than K keys stay. Among them the K-th largest is found by bisection over numbers in the order that their
+// bits have, each step a count of the keys above one. Then one exponential per key that stays. Where rows
+// have too few keys for that, all of them are searched. The gradient is that of softmax over the keys that
+// stay.
 #if defined(WHET_KERNELS_TOP_K_TOP_K_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_TOP_K_TOP_K_INL_H_
 #undef WHET_KERNELS_TOP_K_TOP_K_INL_H_
@@ -13,6 +15,7 @@
 
 #include <whet/rule.h>
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -22,6 +25,7 @@
 #include <type_traits>
 
 #include "core/normalizer.h"
+#include "kernels/row/above-inl.h"
 #include "kernels/row/elementwise-inl.h"
 #include "kernels/row/row-inl.h"
 #include "kernels/row/sweep-inl.h"
@@ -62,47 +66,107 @@ HWY_NOINLINE std::int64_t CountFrom(const T* x, std::int64_t n, T least) {
   return count;
 }
 
-// The k-th largest visible logit of the runs; lowest() if there are fewer.
+// The smallest of n keys that are at least `least`; infinity if there is none.
 template <typename T>
-HWY_NOINLINE T KthLargest(const Runs<T>& runs, std::int64_t k, T top) {
-  T* const scratch = runs.row.scratch;
-  std::int64_t kept = -1;  // keys in scratch; -1: none were moved there
-  const auto count_from = [&](T least) HWY_ATTR {
-    if (kept >= 0) return CountFrom(static_cast<const T*>(scratch), kept, least);
-    std::int64_t count = 0;
-    runs.ForEach([&](std::int64_t begin, std::int64_t end)
-                     HWY_ATTR { count += CountFrom(runs.row.x + begin, end - begin, least); });
-    return count;
-  };
-  T low = std::numeric_limits<T>::lowest();
-  if (count_from(low) < k || !std::isfinite(top)) return low;
-  // [low, high): at least k keys from low on, fewer from high on.
+HWY_NOINLINE T SmallestFrom(const T* x, std::int64_t n, T least) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  const V limit = hn::Set(d, least), none = hn::Set(d, -kMinusInfinity<T>);
+  V smallest = none;
+  Map(
+      d, static_cast<T*>(nullptr), n,
+      [&](V v) HWY_ATTR {
+        smallest = hn::Min(smallest, hn::IfThenElse(hn::Ge(v, limit), v, none));
+        return v;
+      },
+      x);
+  return hn::GetLane(hn::MinOfLanes(d, smallest));
+}
+
+// A number that at least k keys reach, and at most `most` unless it is the k-th largest itself, by bisection
+// between `low`, which k keys reach, and `top`, the largest. count_from(x) is how many reach x.
+template <class CountFrom, typename T>
+HWY_INLINE T ReachedBy(const CountFrom& count_from, std::int64_t k, std::int64_t most, T low, T top) {
+  constexpr int kHalvings = 24;  // of the distance, then of the numbers between, which always ends
   auto from = static_cast<std::int64_t>(OrderedBits(low));
-  auto to = static_cast<std::int64_t>(OrderedBits(top)) + 1;
+  auto to = static_cast<std::int64_t>(OrderedBits(top)) + 1;  // [from, to): fewer than k reach `to`
   for (int step = 0; from + 1 < to; ++step) {
-    // The first guesses fall where logits are dense: below the maximum by 1, 2, 4, ... of its own scale.
-    T guess = FromOrderedBits<T>(static_cast<OrderOf<T>>(std::midpoint(from, to)));
-    if (step < 12) {
-      const T near = top - static_cast<T>(std::ldexp(1.0, step - 3));
-      const auto order = static_cast<std::int64_t>(OrderedBits(near));
-      if (order > from && order < to) guess = near;
-    }
-    const auto order = static_cast<std::int64_t>(OrderedBits(guess));
-    const bool enough = count_from(guess) >= k;
-    (enough ? from : to) = order;
-    if (!enough || scratch == nullptr) continue;
-    const T below = std::nextafter(guess, kMinusInfinity<T>);
-    if (kept >= 0) {
-      kept = KeepAbove(static_cast<const T*>(scratch), kept, below, scratch);
-    } else {
-      kept = 0;
-      runs.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR {
-        kept += KeepAbove(runs.row.x + begin, end - begin, below, scratch + kept);
-      });
-    }
-    step = 12;  // now between two guesses
+    const T lower = FromOrderedBits<T>(static_cast<OrderOf<T>>(from));
+    const T upper = FromOrderedBits<T>(static_cast<OrderOf<T>>(to - 1));
+    auto order = static_cast<std::int64_t>(OrderedBits(lower / 2 + upper / 2));
+    if (step >= kHalvings || order <= from || order >= to) order = std::midpoint(from, to);
+    const std::int64_t count = count_from(FromOrderedBits<T>(static_cast<OrderOf<T>>(order)));
+    (count >= k ? from : to) = order;
+    if (count >= k && count <= most) break;
   }
   return FromOrderedBits<T>(static_cast<OrderOf<T>>(from));
+}
+
+// The largest of each group of a run: group g of `groups` vectors of them has the vectors g, g + groups, ...
+// What is left after the last whole vector of groups goes to its end. Returns how many numbers `out` has.
+template <typename T>
+HWY_NOINLINE std::int64_t LargestOfGroups(const T* x, std::int64_t n, std::int64_t groups, T* out) {
+  const hn::ScalableTag<T> d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const std::int64_t step = groups * lanes, whole = n / step * step;
+  if (whole > 0) {
+    for (std::int64_t g = 0; g < step; g += lanes) {
+      auto max = hn::Set(d, kMinusInfinity<T>);
+      for (std::int64_t i = g; i < whole; i += step) max = hn::Max(max, hn::LoadU(d, x + i));
+      hn::StoreU(max, d, out + g);
+    }
+  }
+  const std::int64_t size = whole > 0 ? step : 0;
+  std::copy_n(x + whole, n - whole, out + size);
+  return size + n - whole;
+}
+
+// A number that at least k keys of the row reach and few more, from the largest of groups; lowest() if there
+// are too few keys.
+template <typename T>
+HWY_INLINE T ReachedByGroups(const Runs<T>& runs, std::int64_t k, T top) {
+  constexpr std::int64_t kGroupsPerKey = 4, kLeastGroup = 4;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
+  const std::int64_t groups = (kGroupsPerKey * k + lanes - 1) / lanes;
+  constexpr T kLowest = std::numeric_limits<T>::lowest();
+  T* const scratch = runs.row.scratch;
+  if (scratch == nullptr || !runs.all || groups * lanes * kLeastGroup > runs.row.size()) return kLowest;
+  const std::int64_t size = LargestOfGroups(runs.row.x, runs.row.size(), groups, scratch);
+  const auto count_from = [&](T least) HWY_ATTR { return CountFrom(scratch, size, least); };
+  if (count_from(kLowest) < k) return kLowest;
+  return ReachedBy(count_from, k, k + k / 8, SmallestFrom(scratch, size, kLowest), top);
+}
+
+// The k-th largest visible logit of the runs; lowest() if there are fewer. Leaves the keys from there on, and
+// perhaps some below, in row.scratch if there is one: `kept` of them.
+template <typename T>
+HWY_NOINLINE T KthLargest(const Runs<T>& runs, std::int64_t k, T top, std::int64_t& kept) {
+  constexpr T kLowest = std::numeric_limits<T>::lowest();
+  T* const scratch = runs.row.scratch;
+  if (scratch != nullptr) {
+    const T limit = std::nextafter(ReachedByGroups(runs, k, top), kMinusInfinity<T>);
+    runs.ForEach([&](std::int64_t begin, std::int64_t end)
+                     HWY_ATTR { kept += KeepKeys(runs.row.x + begin, end - begin, limit, scratch + kept); });
+    kept = FillLastVector(scratch, kept, runs.row.size());
+  }
+  // Of every run of keys to search: f(keys, how many).
+  const auto visit = [&](const auto& f) HWY_ATTR {
+    if (scratch != nullptr) return f(static_cast<const T*>(scratch), kept);
+    runs.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR { f(runs.row.x + begin, end - begin); });
+  };
+  const auto count_from = [&](T least) HWY_ATTR {
+    std::int64_t count = 0;
+    visit([&](const T* x, std::int64_t n) HWY_ATTR { count += CountFrom(x, n, least); });
+    return count;
+  };
+  const auto smallest_from = [&](T least) HWY_ATTR {
+    T smallest = -kMinusInfinity<T>;
+    visit([&](const T* x, std::int64_t n)
+              HWY_ATTR { smallest = std::min(smallest, SmallestFrom(x, n, least)); });
+    return smallest;
+  };
+  if (!std::isfinite(top) || count_from(kLowest) < k) return kLowest;
+  return smallest_from(ReachedBy(count_from, k, k, smallest_from(kLowest), top));
 }
 
 template <typename T>
@@ -142,21 +206,38 @@ struct TopK {
   }
 
   template <typename T>
+  static double Depth(const RowInput<T>& /*row*/, const RowResult<T>& result) {
+    return static_cast<double>(result.top) - result.threshold;
+  }
+
+  template <typename T>
   static HWY_INLINE void Weigh(const Runs<T>& runs, const Needs& needs, T* out, const T* /*next*/,
                                RowResult<T>& result) {
     const auto k = static_cast<std::int64_t>(runs.row.parameter);
-    const T least = KthLargest(runs, k, result.top);
+    std::int64_t kept = 0;
+    const T least = KthLargest(runs, k, result.top, kept);
     result.threshold = static_cast<double>(least);
-    if (needs.support) CountKept(runs, k, least, result);
     const TopKElements<T> elements{Exponential<T>(result.beta), result.top, least, T(1)};
-    result.sums = {.z = WeighElements(runs, elements, out)};
+    const RowInput<T> those{.x = runs.row.scratch, .n = kept};
+    if (those.x != nullptr) {
+      result.sums = {.z = WeighElements(Runs<T>{those, true}, elements, static_cast<T*>(nullptr))};
+    }
+    // After the scratch was read, before weights may take the place of the logits.
+    if (needs.support) CountKept(runs, k, least, result);
+    if (those.x == nullptr) {
+      result.sums = {.z = WeighElements(runs, elements, out)};
+      return;
+    }
+    WeighAbove(runs, elements, std::nextafter(least, kMinusInfinity<T>), out, result);
   }
 
   // Where tiles were dropped and fewer than K keys are left, the K-th largest is in one of those.
   template <typename T>
   static HWY_INLINE void CountKept(const Runs<T>& runs, std::int64_t k, T least, RowResult<T>& result) {
     const Runs<T> every{runs.row, true};
-    if (least == std::numeric_limits<T>::lowest() && !runs.all) least = KthLargest(every, k, result.top);
+    std::int64_t kept = 0;
+    if (least == std::numeric_limits<T>::lowest() && !runs.all)
+      least = KthLargest(every, k, result.top, kept);
     if (least > std::numeric_limits<T>::lowest()) result.least = static_cast<double>(least);
     result.support = CountKeys(
         every, [&](auto d, auto x) HWY_ATTR { return hn::CountTrue(d, hn::Ge(x, hn::Set(d, least))); });

@@ -73,10 +73,11 @@ struct Relu {
   template <typename T>
   static HWY_INLINE void Weigh(const Runs<T>& runs, const Needs& needs, T* out, const T* /*next*/,
                                RowResult<T>& result) {
-    const ReluElements<T> elements{static_cast<T>(result.beta), T(1)};
     if (needs.support) CountPositive(runs, result);
-    const double sum = WeighElements(runs, elements, out);
     const auto count = static_cast<double>(result.state.count);
+    const ReluElements<T> elements{static_cast<T>(runs.divide ? result.beta / count : result.beta), T(1)};
+    const double sum = WeighElements(runs, elements, out);
+    result.divided = runs.divide;
     // +inf is no more a logit than NaN is.
     result.sums = {.z = std::isnan(sum) || !std::isfinite(result.top)
                             ? std::numeric_limits<double>::quiet_NaN()

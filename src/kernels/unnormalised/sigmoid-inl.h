@@ -82,6 +82,7 @@ struct Sigmoid {
                                RowResult<T>& result) {
     result.threshold = std::log(static_cast<double>(result.state.count));
     const double sum = WeighElements(runs, Elements<T>(result.beta, result.threshold), out);
+    result.divided = true;
     // +inf is no more a logit than NaN is.
     result.sums = {
         .z = std::isnan(sum) || !std::isfinite(result.top) ? std::numeric_limits<double>::quiet_NaN() : 1};

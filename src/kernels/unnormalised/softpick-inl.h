@@ -56,13 +56,6 @@ struct SoftpickElements {
   }
 
   template <class D, class V = hn::Vec<D>>
-  HWY_INLINE V Weight(D d, V x) const {
-    V e;
-    const V excess = Signed(d, x, e);
-    return hn::IfThenZeroElse(hn::Le(x, hn::Zero(d)), excess);  // keeps NaN
-  }
-
-  template <class D, class V = hn::Vec<D>>
   HWY_INLINE void Slopes(D d, V x, V& w, V& a, V& b, V& c) const {
     V e;
     const V excess = Signed(d, x, e);
@@ -74,17 +67,30 @@ struct SoftpickElements {
   }
 };
 
-// Z: the sum of |e^s - 1|.
+// Weights of the runs in `out` (null: nowhere). Returns Z, the sum of |e^s - 1|.
 template <typename T>
-struct SoftpickDistance {
-  SoftpickElements<T> elements;
-
-  template <class D, class V = hn::Vec<D>>
-  HWY_INLINE V Weight(D d, V x) const {
-    V e;
-    return hn::Abs(elements.Signed(d, x, e));
-  }
-};
+HWY_NOINLINE double WeighSoftpick(const Runs<T>& runs, const SoftpickElements<T>& elements, T* out) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  WideVec total = hn::Zero(hn::ScalableTag<double>()), rest = total;
+  runs.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR {
+    const std::int64_t run = RunKeys<T>();
+    for (std::int64_t i = begin; i < end; i += run) {
+      V sum = hn::Zero(d);
+      Map(
+          d, out == nullptr ? nullptr : out + i, std::min(run, end - i),
+          [&](V x) HWY_ATTR {
+            V e;
+            const V excess = elements.Signed(d, x, e);
+            sum = hn::Add(sum, hn::Abs(excess));
+            return hn::IfThenZeroElse(hn::Le(x, hn::Zero(d)), excess);  // keeps NaN
+          },
+          runs.row.x + i);
+      AddWide(sum, total, rest);
+    }
+  });
+  return TotalWide<T>(total, rest);
+}
 
 struct Softpick {
   static constexpr const char* kName = "softpick";
@@ -108,8 +114,7 @@ struct Softpick {
     const auto elements = Elements<T>(static_cast<double>(result.top), result.beta, 1);
     // Before the weights, which may take the place of the logits.
     if (needs.support) CountPositive(runs, result);
-    result.sums = {.z = WeighElements(runs, SoftpickDistance<T>{elements}, static_cast<T*>(nullptr))};
-    if (out != nullptr) WeighElements(runs, elements, out);
+    result.sums = {.z = WeighSoftpick(runs, elements, out)};
   }
 
   template <typename T>
