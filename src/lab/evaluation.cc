@@ -43,6 +43,14 @@ bool predicts_right(const Diagnosis& diagnosis, const Batch& batch, std::int64_t
   return classes[best] == batch.targets[static_cast<std::size_t>(set)];
 }
 
+template <typename T>
+bool ranks_right(std::span<const T> all, const Batch& batch, std::int64_t set) {
+  const auto items = static_cast<std::size_t>(batch.items), first = static_cast<std::size_t>(set) * items;
+  const auto logits = all.subspan(first, items);
+  const auto best = static_cast<std::size_t>(std::ranges::max_element(logits) - logits.begin());
+  return batch.classes[first + best] == batch.targets[static_cast<std::size_t>(set)];
+}
+
 // Sums over the sets of one batch; means come at the end, in the order of batches, whichever thread made
 // them.
 SizeOutcome& operator+=(SizeOutcome& sum, const SizeOutcome& part) {
@@ -51,6 +59,7 @@ SizeOutcome& operator+=(SizeOutcome& sum, const SizeOutcome& part) {
   sum.entropy += part.entropy;
   sum.spread += part.spread;
   sum.largest_spread = std::max(sum.largest_spread, part.largest_spread);
+  sum.ranked += part.ranked;
   sum.predicted += part.predicted;
   for (std::size_t r = 0; r < sum.outcomes.size(); ++r) {
     sum.outcomes[r].correct += part.outcomes[r].correct;
@@ -83,6 +92,7 @@ SizeOutcome measure(const Head<T>& head, const Batch& batch, const Diagnosis& di
     sum.entropy += plain.entropy;
     sum.spread += plain.spread;
     sum.largest_spread = std::max(sum.largest_spread, plain.spread);
+    sum.ranked += ranks_right(head.logits(), batch, set) ? 1 : 0;
     sum.predicted += predicts_right(diagnosis, batch, set) ? 1 : 0;
     for (std::size_t r = 0; r < weightings.size(); ++r) {
       const RowStats& stats =

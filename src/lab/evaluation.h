@@ -53,6 +53,7 @@ struct SizeOutcome {
   double entropy = 0;        // at beta = 1
   double spread = 0;         // mean, and largest
   double largest_spread = 0;
+  std::int64_t ranked = 0;          // sets whose largest logit (the first of equals) is of the right class
   std::int64_t predicted = 0;       // sets that a head of only slope and class offsets would get right
   std::vector<Outcome> outcomes{};  // one per weighting
 };

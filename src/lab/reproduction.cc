@@ -47,6 +47,7 @@ results::Size size_results(const SizeOutcome& size, std::span<const NamedWeighti
                         .largest_weight = size.outcomes.front().largest_peak,
                         .weight_bound = largest_weight(items, size.largest_spread),
                         .paper_bound = paper_bounds(items, size.largest_spread).upper,
+                        .ranked = mean_of(size, size.ranked),
                         .predicted = mean_of(size, size.predicted)};
   for (std::size_t r = 0; r < weightings.size(); ++r) {
     const Outcome& o = size.outcomes[r];

@@ -78,6 +78,7 @@ void fields(Is<Size> auto& size, const Visit& visit) {
   visit("largest_weight", size.largest_weight);
   visit("weight_bound", size.weight_bound);
   visit("paper_bound", size.paper_bound);
+  visit("ranked", size.ranked);
   visit("predicted", size.predicted);
   visit("rules", size.rules);
 }

@@ -114,6 +114,7 @@ struct Size {
   double largest_weight = 0;
   double weight_bound = 0;
   double paper_bound = 0;
+  std::optional<double> ranked{};  // share of sets whose largest logit is of the right class
   double predicted = 0;
   ByName<RuleOutcome> rules{};
 };
