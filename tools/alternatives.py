@@ -3,8 +3,8 @@
 
     tools/alternatives.py --steps-scale 0.25
 
-Each variant is one `whet reproduce` in build/alternatives/RECIPE-VARIANT, its output beside it in RECIPE-VARIANT.log. One that was
-stopped is resumed, one that is complete takes no time. results/alternatives/RECIPE-VARIANT.json gets its results.json
+Each variant is one `whet reproduce` in build/alternatives/RECIPE-VARIANT, its output beside it in RECIPE-VARIANT.log. One
+that was stopped is resumed, one that is complete takes no time. results/alternatives/RECIPE-VARIANT.json gets its results
 without pictures: heat map, points of the fit, and all but every tenth line of the metrics.
 """
 
@@ -56,11 +56,9 @@ def arguments():
     parser.add_argument("--variants", type=names(VARIANTS), default=list(VARIANTS), metavar="A,B,..")
     parser.add_argument("--recipes", type=names(STEPS), default=list(STEPS), metavar="A,B")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="heads of each variant (default 3)")
-    parser.add_argument("--steps-scale", type=float, default=1.0, metavar="X", help="share of a recipe's own steps (default 1)")
+    parser.add_argument("--steps-scale", type=float, default=1.0, metavar="X", help="share of a recipe's steps (default 1)")
     parser.add_argument("--sets", type=int, default=512, metavar="N", help="evaluation sets of each size (default 512)")
-    parser.add_argument(
-        "--threads", type=int, default=os.cpu_count(), metavar="N", help="variants at a time, one thread each (default: the cores)"
-    )
+    parser.add_argument("--threads", type=int, default=os.cpu_count(), metavar="N", help="variants at a time, a thread each")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/alternatives", metavar="DIR", help="of the runs")
     parser.add_argument("--results", type=Path, default=ROOT / "results/alternatives", metavar="DIR")
     parser.add_argument("--whet", default=ROOT / "build/release/bin/whet", metavar="FILE", help="the command")
@@ -90,16 +88,16 @@ def run(recipe, variant, options):
     name = f"{recipe}-{variant}"
     start = time.monotonic()
     with (options.folder / f"{name}.log").open("w") as log:
-        status = subprocess.run(command_of(recipe, variant, options), stdout=log, stderr=log, cwd=ROOT, check=False).returncode
+        command = command_of(recipe, variant, options)
+        status = subprocess.run(command, stdout=log, stderr=log, cwd=ROOT, check=False).returncode
     took = f"{time.monotonic() - start:.0f} s"
     if status != 0:
         print(f"{name}: failed, see {options.folder / f'{name}.log'}", flush=True)
         return False
     results = json.loads((options.folder / name / "results.json").read_text())
     (options.results / f"{name}.json").write_text(json.dumps(without_pictures(results), separators=(",", ":")) + "\n")
-    accuracies = " ".join(
-        f"{size['items']}: {100 * size['rules'].get('trained', size['rules']['softmax'])['accuracy']:.1f}" for size in results["summary"]
-    )
+    trained = [(size["items"], size["rules"].get("trained", size["rules"]["softmax"])) for size in results["summary"]]
+    accuracies = " ".join(f"{items}: {100 * rule['accuracy']:.1f}" for items, rule in trained)
     failed = sum("did_not_learn" in model for model in results["models"])
     print(f"{name}: {accuracies} %{f'; {failed} did not learn' if failed else ''} ({took})", flush=True)
     return True

@@ -426,6 +426,60 @@ def test_calibration_makes_a_head_of_finer_resolution(trained, here, method):
     assert "edited after training" in refused_after_progress(2, "train", "edited", "--steps", STEPS, *SMALL)
 
 
+# ---- other heads
+
+
+def ok_after_progress(*arguments):
+    """Like ok(), where progress stands on standard error."""
+    result = run(*arguments)
+    assert result.returncode == 0, result.stderr
+    return result.stdout
+
+
+@pytest.mark.parametrize("options, trained_as", [
+    (["--normalizer", "entmax15", "--rule", "ssmax:0.43"], "entmax15 with ssmax:0.43"),
+    (["--normalizer", "sigmoid"], "sigmoid"),
+    (["--normalizer", "straight-through", "--heads", 2, "--activation", "step"], "straight-through"),
+])
+def test_a_head_is_evaluated_as_it_was_trained(here, options, trained_as):
+    train("run", *options, steps=60)
+    recipe = json.loads((here / "run/config.json").read_text())["recipe"]
+    given = dict(zip([name.removeprefix("--") for name in options[::2]], options[1::2]))
+    assert {name: recipe[name] for name in given} == given
+    model = json.loads(ok_after_progress("eval", "run", "--sizes", "6,64", "--sets", 8, "--no-calibration", "--json"))["models"][0]
+    assert model["rules"]["softmax"] == "none" and model["rules"]["trained"] == trained_as and model["rules"]["hard"] == "hard"
+    for size in model["sizes"]:
+        assert list(size["rules"])[:2] == ["softmax", "trained"] and 0 <= size["ranked"] <= 1
+        if trained_as == "straight-through":
+            assert size["rules"]["trained"]["accuracy"] == size["rules"]["hard"]["accuracy"]
+
+
+def test_an_old_run_reads_as_it_was(trained, tmp_path):
+    """A config.json from before there was a choice of normalizer, activation and heads."""
+    old = tmp_path / "run"
+    shutil.copytree(trained, old)
+    config = json.loads((old / "config.json").read_text())
+    for name in ("normalizer", "activation", "heads"):
+        del config["recipe"][name]
+    (old / "config.json").write_text(json.dumps(config))
+    train(old)
+    assert "another recipe (heads is 1 there and 2 here)" in refused_after_progress(2, "train", old, "--steps", STEPS, *SMALL, "--heads", 2)
+
+
+def test_a_head_that_does_not_learn_says_so(here):
+    options = ["--seeds", 1, "--sizes", "16", "--sets", 8, "--no-calibration", *SMALL]
+    tables = ok_after_progress("reproduce", "relu", "--normalizer", "relu", "--steps", 200, *options)
+    assert re.search(r"^- Seed 0 did not learn: accuracy \d+\.\d % on sets of 6 items, the largest of training\.$", tables, re.M)
+    assert "did_not_learn" in json.loads((here / "relu/results.json").read_text())["models"][0]
+
+
+def test_a_diverged_run_does_not_end_the_others(here):
+    options = ["--rate", 1, "--normalizer", "relu", "--rule", "fixed:1e18", "--l2-form", "none", "--steps", 300, *SMALL]
+    assert "the loss is no longer finite at step" in refused_after_progress(1, "train", "run", *options)
+    tables = ok_after_progress("reproduce", "runs", "--seeds", 2, "--sizes", "16", "--sets", 8, "--no-calibration", *options)
+    assert len(re.findall(r"^- Seed [01] did not learn: loss no longer finite at step \d+, weights are those of step \d+\.$", tables, re.M)) == 2
+
+
 # ---- wrong use
 
 
@@ -439,6 +493,10 @@ def test_calibration_makes_a_head_of_finer_resolution(trained, here, method):
     (["--rule", "sharp"], "sharp"),
     (["--zoom", "9"], "zoom: is 9"),
     (["--rate", "0"], "rate: is 0"),
+    (["--normalizer", "hard"], "normalizer: is hard, must be one that has a gradient"),
+    (["--normalizer", "argmax"], "'argmax' is not a normalizer"),
+    (["--activation", "relu"], "activation: is 'relu', must be one of gelu, step"),
+    (["--heads", "3"], "heads: is 3, must be 1 or 2"),
 ])
 def test_a_wrong_recipe_is_named_and_nothing_is_written(here, options, saying):
     refused(2, "train", "run", *options, saying=saying)
