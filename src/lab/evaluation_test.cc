@@ -49,6 +49,7 @@ TEST(Evaluation, CountsWhatAPlainLookCounts) {
   const Weighting plain{};
   head.forward(exact.data(), batch, std::span(&plain, 1));
   double entropy = 0, spread = 0, largest = 0;
+  std::int64_t ranked = 0;
   for (std::int64_t set = 0; set < sets; ++set) {
     const auto x = head.logits().subspan(static_cast<std::size_t>(set * items), items);
     const auto [low, high] = std::minmax_element(x.begin(), x.end());
@@ -60,7 +61,10 @@ TEST(Evaluation, CountsWhatAPlainLookCounts) {
     entropy += (std::log(z) - t / z) / static_cast<double>(sets);
     spread += (*high - *low) / static_cast<double>(sets);
     largest = std::max(largest, *high - *low);
+    const auto best = static_cast<std::size_t>(set * items + std::distance(x.begin(), high));
+    ranked += batch.classes[best] == batch.targets[static_cast<std::size_t>(set)] ? 1 : 0;
   }
+  EXPECT_EQ(outcome.ranked, ranked);
   EXPECT_EQ(outcome.items, items);
   EXPECT_EQ(outcome.sets, sets);
   EXPECT_EQ(outcome.outcomes[0].correct, head.correct());
@@ -74,6 +78,21 @@ TEST(Evaluation, CountsWhatAPlainLookCounts) {
   EXPECT_EQ(outcome.outcomes[3].peak, 1);
   EXPECT_EQ(outcome.outcomes[3].entropy, 0);
   EXPECT_LE(outcome.outcomes[0].largest_peak, largest_weight(items, outcome.largest_spread) * (1 + 1e-6));
+}
+
+// What is said of the logits doesn't depend on what made weights of them.
+TEST(Evaluation, MeasuresTheSameLogitsUnderEveryNormalizer) {
+  const EvaluationOptions options{.sizes = {40}, .sets = 50, .seed = 9};
+  const SizeOutcome plain = evaluate(trained(), rules(), options).front();
+  for (const char* name : {"sparsemax", "entmax15", "entmax:1.3", "top-k:4", "hard", "straight-through",
+                           "sigmoid", "relu", "softpick"}) {
+    const std::vector<NamedWeighting> own{{name, {.rule = {}, .normalizer = Normalizer::parse(name)}}};
+    const SizeOutcome outcome = evaluate(trained(), own, options).front();
+    EXPECT_NEAR(outcome.entropy, plain.entropy, 1e-6) << name;
+    EXPECT_NEAR(outcome.spread, plain.spread, 1e-5) << name;
+    EXPECT_EQ(outcome.ranked, plain.ranked) << name;
+    EXPECT_EQ(outcome.predicted, plain.predicted) << name;
+  }
 }
 
 TEST(Evaluation, IsTheSameForAnyNumberOfThreads) {
