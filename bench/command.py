@@ -7,8 +7,10 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
+from bench import timing
 from bench.report import Section, document, results
 from bench.timing import BenchmarkError, machine_facts, prepare_process, progress
 from bench.whet_c import Whet, WhetError
@@ -16,7 +18,7 @@ from bench.whet_c import Whet, WhetError
 ROOT = Path(__file__).resolve().parent.parent
 
 # Of the library, its file, whether quick, and the processors: the sections, not run yet.
-Sections = Callable[[Whet, Path, bool, Sequence[int]], Sequence[Callable[[], Section]]]
+Sections = Callable[[Whet, Path, bool, Sequence[int]], Sequence[partial[Section]]]
 
 
 def _arguments(what: str, quick: str) -> argparse.Namespace:
@@ -26,6 +28,9 @@ def _arguments(what: str, quick: str) -> argparse.Namespace:
     parser.add_argument("--lib", type=Path, metavar="libwhet.so",
                         default=ROOT / "build/release/libwhet.so")  # fmt: skip
     parser.add_argument("--quick", action="store_true", help=quick)
+    parser.add_argument("--sections", nargs="+", metavar="NAME", help="only these (functions of sections.py)")
+    parser.add_argument("--cpu-time", action="store_true",
+                        help="CPU seconds of this process: one-thread sections on a machine that others use")  # fmt: skip
     parser.add_argument("--strict", action="store_true", help="exit 1 if a bar is missed")
     return parser.parse_args()
 
@@ -36,10 +41,20 @@ def _run(options: argparse.Namespace, title: str, command: str, sections_of: Sec
     whet = Whet(library)
     facts = machine_facts(cpus)
     start = time.perf_counter()
-    sections = [section() for section in sections_of(whet, library, options.quick, cpus)]
+    if options.cpu_time:
+        timing.clock = time.process_time
+    every = sections_of(whet, library, options.quick, cpus)
+    known = [section.func.__name__ for section in every]
+    for name in options.sections or ():
+        if name not in known:
+            raise BenchmarkError(f"--sections: {name} is none of {', '.join(known)}")
+    chosen = zip(every, known, strict=True)
+    sections = [run() for run, name in chosen if name in (options.sections or known)]
     progress(f"done after {time.perf_counter() - start:.0f} s")
 
     command += " --quick" if options.quick else ""
+    command += " --cpu-time" if options.cpu_time else ""
+    command += f" --sections {' '.join(options.sections)}" if options.sections else ""
     text = document(title, facts | {"whet": f"{whet.version()}, target {whet.target()}"}, sections, command)
     print(text)
     if options.markdown:

@@ -156,6 +156,16 @@ class _AttentionOutputs(_Sized):
     ]
 
 
+class _LinearAttentionOptions(_Sized):
+    _fields_ = [
+        ("struct_size", c_size_t),
+        ("causal", c_int32),
+        ("reserved", c_int32),
+        ("lengths", c_void_p),
+        ("lengths_count", c_size_t),
+    ]
+
+
 class _AttentionGradients(_Sized):
     _fields_ = [
         ("struct_size", c_size_t),
@@ -207,15 +217,25 @@ def _row_options(
     }
 
 
-def _softmax_options(rule: str = "none", **options: Any) -> _SoftmaxOptions:
-    return _SoftmaxOptions(rule=rule.encode(), **_row_options(**options))
+def _softmax_options(
+    rule: str = "none", normalizer: str = "softmax", **options: Any
+) -> _SoftmaxOptions:
+    names = {"rule": rule.encode(), "normalizer": normalizer.encode()}
+    return _SoftmaxOptions(**names, **_row_options(**options))
 
 
 def _attention_options(
-    rule: str = "none", causal: bool = False, skip_epsilon: float = SKIP_EPSILON
+    rule: str = "none",
+    normalizer: str = "softmax",
+    causal: bool = False,
+    skip_epsilon: float = SKIP_EPSILON,
 ) -> _AttentionOptions:
     return _AttentionOptions(
-        rule=rule.encode(), causal=causal, has_skip_epsilon=1, skip_epsilon=skip_epsilon
+        rule=rule.encode(),
+        normalizer=normalizer.encode(),
+        causal=causal,
+        has_skip_epsilon=1,
+        skip_epsilon=skip_epsilon,
     )
 
 
@@ -266,10 +286,11 @@ class Call:
 class Whet:
     """libwhet. Its kernels return a Call; it runs when it is called.
 
-    Rows run along the last axis. Keyword options of softmax, sharpen and backward: rule (a name),
-    mask, lengths, saved (a new_saved() array), threads, stats of all but backward and hold_beta of
-    it; of states: mask, lengths, threads; of attention and attention_backward: rule, causal,
-    skip_epsilon, saved, threads, stats and tile_counts of attention, hold_beta of the other.
+    Rows run along the last axis. Keyword options of softmax, sharpen and backward: rule and
+    normalizer (names), mask, lengths, saved (a new_saved() array), threads, stats of all but backward
+    and hold_beta of it; of states: mask, lengths, threads; of attention and attention_backward: rule,
+    normalizer, causal, skip_epsilon, saved, threads, stats and tile_counts of attention, hold_beta of
+    the other; of linear_attention: causal, threads.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -301,10 +322,11 @@ class Whet:
     def set_threads(self, count: int) -> None:
         self._check(self._c.whet_set_threads(c_int(count)))
 
-    def new_saved(self, rows: int, rule: str) -> np.ndarray:
+    def new_saved(self, rows: int, rule: str, normalizer: str = "softmax") -> np.ndarray:
         """Memory for what forward saves of so many rows for backward; float32."""
         size = c_int64()
-        self._check(self._c.whet_saved_size(rule.encode(), None, byref(size)))
+        names = (rule.encode(), normalizer.encode())
+        self._check(self._c.whet_saved_size(*names, byref(size)))
         return np.empty((rows, size.value), np.float32)
 
     def softmax(self, x: np.ndarray, out: np.ndarray, **options: Any) -> Call:
@@ -334,6 +356,16 @@ class Whet:
     ) -> Call:
         structs = self._attention_structs(options)
         return self._call(self._c.whet_attention, (q, k, v, out), structs, options)
+
+    def linear_attention(
+        self,
+        *arrays: np.ndarray,
+        causal: bool = False,
+        threads: int = 1,
+    ) -> Call:
+        """`arrays`: q, k, v, out."""
+        structs = (_LinearAttentionOptions(causal=causal), _Execution(threads=threads))
+        return self._call(self._c.whet_linear_attention, arrays, structs, ())
 
     def attention_workspace(
         self, q: np.ndarray, k: np.ndarray, v: np.ndarray, **options: Any

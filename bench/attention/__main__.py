@@ -7,7 +7,7 @@ miss an error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from bench.whet_c import Whet
 
 def sections_of(
     whet: Whet, library: Path, quick: bool, cpus: Sequence[int]
-) -> list[Callable[[], Section]]:
+) -> list[partial[Section]]:
     from bench.attention import plan  # these import torch and jax, which read the environment once
     from bench.attention import sections
 

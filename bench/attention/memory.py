@@ -71,13 +71,14 @@ def _run(*arguments: object) -> dict:
 
 
 def whet_training(
-    whet: Whet, inputs: Inputs, dout: np.ndarray, rule: str
+    whet: Whet, inputs: Inputs, dout: np.ndarray, rule: str, normalizer: str = "softmax"
 ) -> tuple[Callable[[], object], dict[str, np.ndarray]]:
     """Forward that saves rows and backward from them as one call, and where the gradients go."""
     out = np.empty_like(inputs.q)
     gradients = {f"d{name}": np.empty_like(a) for name, a in zip("qkv", inputs.arrays, strict=True)}
-    saved = whet.new_saved(inputs.q[..., 0].size, rule)
-    options = {"rule": rule, "causal": inputs.shape.causal, "threads": 1, "saved": saved}
+    saved = whet.new_saved(inputs.q[..., 0].size, rule, normalizer)
+    names = {"rule": rule, "normalizer": normalizer}
+    options = {**names, "causal": inputs.shape.causal, "threads": 1, "saved": saved}
     forward = whet.attention(*inputs.arrays, out, **options)
     backward = whet.attention_backward(*inputs.arrays, dout, gradients, **options)
 

@@ -13,6 +13,10 @@ def full(queries: int, size: int = 64) -> Shape:
     return Shape(queries, queries, size)
 
 
+def few_heads(queries: int, heads: int) -> Shape:
+    return Shape(queries, queries, heads=heads, key_heads=heads)
+
+
 def causal(queries: int, heads: int = 8, key_heads: int = 8) -> Shape:
     return Shape(queries, queries, heads=heads, key_heads=key_heads, causal=True)
 
@@ -28,6 +32,8 @@ class Plan:
     training: Sequence[tuple[Shape, Sequence[str]]]  # and contenders beside whet paper and SDPA
     threads: Sequence[Shape]
     busy: Sequence[Shape]
+    normalizers: Sequence[Shape]
+    linear: Sequence[Shape]
     sharp: Shape
     memory_queries: int
     long_queries: int
@@ -50,6 +56,8 @@ FULL = Plan(
     ),
     threads=(full(1024), full(2048), full(4096), causal(2048)),
     busy=(full(1024), full(2048)),
+    normalizers=(few_heads(2048, 4), few_heads(8192, 1)),
+    linear=(full(2048), full(8192), causal(2048), causal(8192)),
     sharp=full(4096),
     memory_queries=4096,
     long_queries=131072,
@@ -63,6 +71,8 @@ QUICK = Plan(
     training=((full(512), (NONE, COMPILE)), (full(2048), ())),
     threads=(full(1024), full(2048)),
     busy=(full(1024),),
+    normalizers=(few_heads(2048, 1),),
+    linear=(full(2048), causal(2048)),
     sharp=full(2048),
     memory_queries=1024,
     long_queries=16384,

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from bench.attention import normalizers as normalizer_sections
 from bench.attention.contenders import (
     BLOCKED,
     FOLDED,
@@ -28,6 +29,7 @@ from bench.attention.contenders import (
     thread_contenders,
     threaded,
 )
+from bench.attention.linear import linear as linear_section
 from bench.attention.memory import SHORT_QUERIES, long_run, long_shape, training_bytes
 from bench.attention.plan import DECODE, Plan, full
 from bench.attention.reference import REACH, Shape, falling, plain, sharpened
@@ -291,4 +293,16 @@ def memory(setting: Setting) -> Section:
     return Section(title, note, headers, rows, [Bar(text, share, 0.5, at_most=True)], {})
 
 
-ALL = (forward, flat, training, memory, decode, two_threads, busy, skipping, long)
+def normalizers(setting: Setting) -> Section:
+    return normalizer_sections.forward(setting.whet, setting.plan.normalizers)
+
+
+def normalizers_training(setting: Setting) -> Section:
+    return normalizer_sections.training(setting.whet, setting.plan.normalizers)
+
+
+def linear(setting: Setting) -> Section:
+    return linear_section(setting.whet, setting.plan.linear)
+
+
+ALL = (forward, flat, training, normalizers, normalizers_training, linear, memory, decode, two_threads, busy, skipping, long)

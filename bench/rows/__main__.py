@@ -6,7 +6,7 @@ Every contender is verified against float64 (bounds: reference.py), then timed i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -20,7 +20,7 @@ QUICK_SHAPES = ((4096, 1024), (64, 65536), (1, 131072))
 
 def sections_of(
     whet: Whet, library: Path, quick: bool, cpus: Sequence[int]
-) -> list[Callable[[], Section]]:
+) -> list[partial[Section]]:
     from bench.rows import sections  # imports torch and jax, which read the environment once
 
     setting = sections.Setting(

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from bench.report import Bar, Section
+from bench.rows import normalizers
 from bench.rows.contenders import (
     COMPILE,
     EAGER,
@@ -262,4 +263,12 @@ def memory(setting: Setting) -> Section:
     return Section("Memory of a call beyond its arguments", note, headers, rows, [bar], {})
 
 
-ALL = (sharp, peaked, backward, two_threads, busy, memory)
+def all_normalizers(setting: Setting) -> Section:
+    return normalizers.forward(setting.whet, setting.shapes, setting.rounds)
+
+
+def normalizers_backward(setting: Setting) -> Section:
+    return normalizers.backward(setting.whet, setting.shapes[:3], setting.rounds)
+
+
+ALL = (sharp, peaked, backward, all_normalizers, normalizers_backward, two_threads, busy, memory)
