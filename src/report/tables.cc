@@ -269,6 +269,23 @@ double accuracy_of(const Reproduction& results, std::int64_t items, const char* 
   return summary == nullptr ? NAN : summary->accuracy;
 }
 
+// The share of sets whose largest logit is of the right class: accuracy without dispersion, whatever the
+// read-out makes of weights that were never 1 in training. Results of older versions have accuracy under hard
+// instead.
+double ceiling_of(const Reproduction& results, std::int64_t items) {
+  const double ranked =
+      mean_over_heads(results.models, items, [](const Size& size) { return size.ranked.value_or(NAN); });
+  return std::isnan(ranked) ? accuracy_of(results, items, "hard") : ranked;
+}
+
+std::string heads_text(const Reproduction& results) {
+  const auto failed = std::ranges::count_if(
+      results.models, [](const Model& model) { return model.did_not_learn.has_value(); });
+  const std::string heads = std::to_string(results.models.size());
+  return failed == 0 ? heads
+                     : std::to_string(std::ssize(results.models) - failed) + " of " + heads + " learned";
+}
+
 // The median over heads.
 std::string resolution_text(const Reproduction& results) {
   std::vector<double> all;
@@ -300,8 +317,8 @@ std::string ranking_table(const std::vector<results::NamedResults>& runs,
   Table table(head);
   for (const results::NamedResults* run : ranked) {
     const auto& results = std::get<Reproduction>(run->results);
-    const double ceiling = accuracy_of(results, last, "hard");
-    std::vector<std::string> row{run->name, std::to_string(results.models.size())};
+    const double ceiling = ceiling_of(results, last);
+    std::vector<std::string> row{run->name, heads_text(results)};
     for (const std::int64_t items : sizes) row.push_back(accuracy_at(*run, items, trained_rule(results)));
     row.insert(row.end(),
                {percent(ceiling), percent(ceiling - accuracy_of(results, last, trained_rule(results))),

@@ -80,14 +80,17 @@ TEST(Tables, RankRunsAsTheyWereTrained) {
   }
   worse.models[0].diagnosis.resolution = NAN;
   worse.summary[0].rules.set("hard", {.accuracy = NAN, .deviation = NAN});
+  worse.models[0].did_not_learn = "it did not";
+  sparse.models[0].sizes[0].ranked = 0.75;
   const std::string text = markdown_comparison({{"worse", worse}, {"plain", plain}, {"sparse", sparse}}, {});
-  EXPECT_EQ(text,
-            "## Runs ranked as they were trained, % of sets; the last columns at 64 items\n\n"
-            "|    run | heads |   64 | ceiling | lost to dispersion | lost to misranking | median n* |\n"
-            "|-------:|------:|-----:|--------:|-------------------:|-------------------:|----------:|\n"
-            "| sparse |     1 | 70.0 |    80.0 |               10.0 |               20.0 |       400 |\n"
-            "|  plain |     1 | 50.0 |    80.0 |               30.0 |               20.0 |       400 |\n"
-            "|  worse |     1 | 30.0 |       - |                  - |                  - |         - |\n");
+  EXPECT_EQ(
+      text,
+      "## Runs ranked as they were trained, % of sets; the last columns at 64 items\n\n"
+      "|    run |          heads |   64 | ceiling | lost to dispersion | lost to misranking | median n* |\n"
+      "|-------:|---------------:|-----:|--------:|-------------------:|-------------------:|----------:|\n"
+      "| sparse |              1 | 70.0 |    75.0 |                5.0 |               25.0 |       400 |\n"
+      "|  plain |              1 | 50.0 |    80.0 |               30.0 |               20.0 |       400 |\n"
+      "|  worse | 0 of 1 learned | 30.0 |       - |                  - |                  - |         - |\n");
 }
 
 TEST(Tables, CsvQuotesNames) {

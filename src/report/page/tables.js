@@ -108,16 +108,24 @@ function addRanking(parent, runs) {
   const entry = (run, items, rule) => own(summaryOf(run).find((size) => size.items === items)?.rules, rule);
   const trained = (run) => (rulesOf(run).includes("trained") ? "trained" : "softmax");
   const score = (run) => entry(run, last, trained(run))?.accuracy ?? -1;
+  // What no temperature mends: sets whose largest logit is of the wrong class.
+  const ceilingOf = (run) =>
+    d3.mean(modelsOf(run), (model) => model.sizes.find((size) => size.items === last)?.ranked ?? undefined) ?? entry(run, last, "hard")?.accuracy;
+  const heads = (run) => {
+    const learned = modelsOf(run).filter((model) => !model.did_not_learn).length;
+    return learned === modelsOf(run).length ? String(learned) : `${learned} of ${modelsOf(run).length} learned`;
+  };
   const ranked = [...runs].sort((a, b) => score(b) - score(a));
   parent.append(
     table(
       `Accuracy, % of sets: mean ± standard deviation over heads. The last columns at ${count(last)} items, in points`,
-      ["run", "trained with", ...sizes.map(count), "ceiling", "lost to dispersion", "lost to misranking", "median n*"],
+      ["run", "heads", "trained with", ...sizes.map(count), "ceiling", "lost to dispersion", "lost to misranking", "median n*"],
       ranked.map((run) => {
-        const [ceiling, accuracy] = [entry(run, last, "hard")?.accuracy, entry(run, last, trained(run))?.accuracy];
+        const [ceiling, accuracy] = [ceilingOf(run), entry(run, last, trained(run))?.accuracy];
         const resolutions = modelsOf(run).map((model) => model.diagnosis.resolution).filter(isNumber);
         return [
           { text: run.name, "data-run": run.name },
+          heads(run),
           own(modelsOf(run)[0].rules, "trained") ?? "softmax",
           ...sizes.map((items) => withDeviation(entry(run, items, trained(run)))),
           isNumber(ceiling) ? percent(ceiling) : "–",
