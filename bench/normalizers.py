@@ -68,7 +68,8 @@ def weights(name: str, s: np.ndarray) -> np.ndarray:
         return np.maximum(s, 0) / keys
     if name == "softpick":
         excess = np.expm1(s)
-        return np.maximum(excess, 0) / np.abs(excess).sum(axis=-1, keepdims=True)
+        z = np.abs(excess).sum(axis=-1, keepdims=True)
+        return np.maximum(excess, 0) / np.where(z == 0, 1, z)
     raise ValueError(f"{name} has no definition here")
 
 

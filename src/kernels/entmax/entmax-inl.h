@@ -279,8 +279,9 @@ HWY_NOINLINE PowerSums SumPowers(const Power& power, const T* x, std::int64_t n,
 template <class Power, typename T>
 class EntmaxKeys {
  public:
-  EntmaxKeys(const Power& power, const Runs<T>& runs, T top, double slope)
-      : power_(power), runs_(runs), top_(top), slope_(slope) {}
+  // `next`: a row to fetch into the cache meanwhile, or null.
+  EntmaxKeys(const Power& power, const Runs<T>& runs, T top, double slope, const T* next)
+      : power_(power), runs_(runs), top_(top), slope_(slope), next_(next) {}
 
   // Keys that have no weight at tau needn't be looked at again.
   HWY_INLINE void Drop(double tau) {
@@ -293,7 +294,7 @@ class EntmaxKeys {
       kept = KeepKeys(static_cast<const T*>(scratch), kept_, limit, scratch);
     } else {
       runs_.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR {
-        kept += KeepKeys(runs_.row.x + begin, end - begin, limit, scratch + kept);
+        kept += KeepKeys(runs_.row.x + begin, end - begin, limit, scratch + kept, next_);
       });
     }
     kept_ = FillLastVector(scratch, kept, size);
@@ -318,6 +319,7 @@ class EntmaxKeys {
   const Runs<T>& runs_;
   T top_;
   double slope_;
+  const T* next_;
   std::int64_t kept_ = -1;  // how many keys lie in scratch; -1: none were moved there
 };
 
@@ -325,27 +327,43 @@ class EntmaxKeys {
 template <typename T>
 inline constexpr double kLastStep = sizeof(T) == sizeof(float) ? 0x1p-16 : 0x1p-30;
 
-// The nearest tau that the power works with.
-template <class Power, typename T>
-HWY_INLINE double RoundedTau(double tau) {
-  return std::is_base_of_v<PowerAny, Power> ? tau : static_cast<double>(static_cast<T>(tau));
+// As backward will read it.
+template <typename T, class Power>
+HWY_INLINE double Rounded(const Power& power, double tau) {
+  return power.tau(static_cast<double>(static_cast<T>(power.stored(tau))));
 }
 
-// alpha <= 2, from the sums at tau = -1. Newton's steps for the norm (sum v^p)^(1/p) = 1.
+// A threshold and the sum of the weights there.
+struct FoundTau {
+  double tau, z;
+};
+
+// Newton's next threshold. The norm is convex in tau for p >= 1: from wherever the step starts, it doesn't
+// pass the solution.
+template <typename T, class Power>
+HWY_INLINE double NextTau(const Power& power, double tau, const PowerSums& sums, double highest) {
+  return Rounded<T>(power, std::clamp(tau + power.Climb(sums.high, sums.low), -1.0, highest));
+}
+
+// alpha <= 2: Newton's steps for the norm (sum v^p)^(1/p) = 1 from a tau below the solution, with the sums
+// there. The sum of weights is convex, too, so that a last step from 1 + e lowers it by no more than e, and,
+// but for its square, by that: where e is below rounding, nobody needs to look.
 template <class Power, typename T>
-HWY_INLINE double ClimbToTau(const Power& power, EntmaxKeys<Power, T>& keys, PowerSums sums, double highest) {
-  constexpr int kMostSteps = 100;  // it takes four to eight
-  double tau = -1;
+HWY_INLINE FoundTau ClimbToTau(const Power& power, EntmaxKeys<Power, T>& keys, double tau, PowerSums sums,
+                               double highest) {
+  constexpr int kMostSteps = 100;  // it takes one to five
+  constexpr double kRounding = sizeof(T) == sizeof(float) ? 0x1p-21 : 0x1p-50;
   for (int step = 0; step < kMostSteps; ++step) {
-    const double climb = power.Climb(sums.high, sums.low);
-    const double next = RoundedTau<Power, T>(std::clamp(tau + climb, -1.0, highest));
-    if (!(climb * power.p > kLastStep<T> * -tau)) return next;
-    if (next <= tau) return tau;
+    const double next = NextTau<T>(power, tau, sums, highest);
+    const double fall = power.p * sums.low * (next - tau);
+    if (next <= tau || fall < kRounding) return {next, sums.high - fall};
+    const bool last = (next - tau) * power.p <= kLastStep<T> * -tau;
     tau = next;
-    keys.Drop(tau);
+    if (!last) keys.Drop(tau);
     sums = keys.Sum(tau);
+    if (last) break;
   }
-  return tau;
+  return {tau, sums.high};
 }
 
 // alpha > 2, where the sum isn't convex: Newton's steps while they stay within a bracket and halve it.
@@ -373,14 +391,22 @@ HWY_INLINE double BracketTau(const Power& power, EntmaxKeys<Power, T>& keys, Pow
   return tau;
 }
 
-// tau in [-1, 0); NaN if a key is NaN; 0 if none is visible.
+// tau in [-1, 0), rounded as backward will read it; z is NaN if a key is NaN, and 0 if none is visible.
 template <class Power, typename T>
-HWY_INLINE double FindTau(const Power& power, EntmaxKeys<Power, T>& keys, std::int64_t n) {
-  keys.Drop(-1);
-  const PowerSums sums = keys.Sum(-1);
-  if (!(sums.high > 0)) return sums.high;
+HWY_INLINE FoundTau FindTau(const Power& power, EntmaxKeys<Power, T>& keys, std::int64_t n) {
   const double highest = power.Highest(static_cast<double>(n));
-  return power.p >= 1 ? ClimbToTau(power, keys, sums, highest) : BracketTau(power, keys, sums, highest);
+  keys.Drop(-1);
+  // The middle of where tau can be saves a step or two; (1/2)^p would underflow for a large p.
+  double tau = power.p >= 1 && power.p <= 8 ? -0.5 : -1;
+  PowerSums sums = keys.Sum(tau);
+  if (!(sums.high > 0)) return {0, sums.high};
+  if (power.p < 1) {
+    tau = Rounded<T>(power, BracketTau(power, keys, sums, highest));
+    return {tau, keys.Sum(tau).high};
+  }
+  tau = NextTau<T>(power, tau, sums, highest);
+  keys.Drop(tau);
+  return ClimbToTau(power, keys, tau, keys.Sum(tau), highest);
 }
 
 // The elements of entmax: dw/ds = q, and q couples the keys of its support.
@@ -445,18 +471,16 @@ struct EntmaxOf {
   }
 
   template <typename T>
-  static HWY_INLINE void Weigh(const Runs<T>& runs, const Needs& needs, T* out, const T* /*next*/,
+  static HWY_INLINE void Weigh(const Runs<T>& runs, const Needs& needs, T* out, const T* next,
                                RowResult<T>& result) {
     Family::WithWeights(runs.row.parameter, [&](const auto& power) HWY_ATTR {
       using Power = std::remove_cvref_t<decltype(power)>;
       const double slope = result.beta / power.p;
-      EntmaxKeys<Power, T> keys(power, runs, result.top, slope);
-      double tau = FindTau(power, keys, runs.row.size());
-      result.sums = {.z = tau};
-      if (!(tau < 0)) return;
+      EntmaxKeys<Power, T> keys(power, runs, result.top, slope, next);
+      const auto [tau, z] = FindTau(power, keys, runs.row.size());
+      result.sums = {.z = z};
+      if (!(z > 0)) return;
       result.threshold = power.stored(tau);
-      tau = power.tau(static_cast<double>(static_cast<T>(result.threshold)));  // as backward will read it
-      result.sums.z = keys.Sum(tau).high;
       const auto elements = ElementsOf<Power, T>(power, static_cast<double>(result.top), slope, tau);
       if (needs.support) {
         result.least = static_cast<double>(result.top) + tau / slope;

@@ -118,9 +118,10 @@ HWY_INLINE std::int64_t FillLastVector(T* keys, std::int64_t kept, std::int64_t 
 }
 
 // Moves the keys above the limit to the front of `out` (which may be `x`), perhaps with others between them;
-// returns how many keys that are. Writes no further than n.
+// returns how many keys that are. Writes no further than n. Has the row at `next` (null: none) on its way
+// from memory meanwhile.
 template <typename T>
-HWY_NOINLINE std::int64_t KeepKeys(const T* x, std::int64_t n, T limit, T* out) {
+HWY_NOINLINE std::int64_t KeepKeys(const T* x, std::int64_t n, T limit, T* out, const T* next = nullptr) {
   const hn::ScalableTag<T> d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const auto least = hn::Set(d, limit);
@@ -130,6 +131,8 @@ HWY_NOINLINE std::int64_t KeepKeys(const T* x, std::int64_t n, T limit, T* out) 
   for (; i + 4 * lanes <= n; i += 4 * lanes) {
     const auto a = hn::LoadU(d, x + i), b = hn::LoadU(d, x + i + lanes);
     const auto c = hn::LoadU(d, x + i + 2 * lanes), e = hn::LoadU(d, x + i + 3 * lanes);
+    if (next != nullptr) Fetch(next + i, 4 * lanes);
+    if (next != nullptr) FetchForWrite(out + i, 4 * lanes);
     if (!AnyAbove(d, least, a, b, c, e)) continue;
     keep(a);
     keep(b);

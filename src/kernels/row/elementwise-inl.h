@@ -37,15 +37,18 @@ namespace whet {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Weights of the runs in `out` (null: nowhere). Returns their sum: NaN if a key is NaN.
+// Weights of the runs in `out` (null: nowhere). Returns their sum: NaN if a key is NaN. Has the row at `next`
+// (null: none) on its way from memory meanwhile.
 template <class Elements, typename T>
-HWY_NOINLINE double WeighElements(const Runs<T>& runs, const Elements& elements, T* out) {
+HWY_NOINLINE double WeighElements(const Runs<T>& runs, const Elements& elements, T* out,
+                                  const T* next = nullptr) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   WideVec total = hn::Zero(hn::ScalableTag<double>()), rest = total;
   runs.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR {
     const std::int64_t run = RunKeys<T>();
     for (std::int64_t i = begin; i < end; i += run) {
+      if (next != nullptr && i + run <= end) Fetch(next + i, run);
       V sum = hn::Zero(d);
       Map(
           d, out == nullptr ? nullptr : out + i, std::min(run, end - i),

@@ -139,11 +139,17 @@ HWY_INLINE Extremes<T> Scan(const T* x, std::int64_t n) {
   return {hn::GetLane(hn::MaxOfLanes(d, max)), hn::GetLane(hn::MinOfLanes(d, min)), count};
 }
 
-// Asks for a run of keys that will be read later, into the second-level cache.
+// Asks for n keys that will be read later, into the second-level cache.
 template <typename T>
-HWY_INLINE void FetchRun(const T* keys) {
+HWY_INLINE void Fetch(const T* keys, std::int64_t n) {
   constexpr std::int64_t kLineKeys = 64 / sizeof(T);
-  for (std::int64_t i = 0; i < RunKeys<T>(); i += kLineKeys) __builtin_prefetch(keys + i, 0, 2);
+  for (std::int64_t i = 0; i < n; i += kLineKeys) __builtin_prefetch(keys + i, 0, 2);
+}
+
+template <typename T>
+HWY_INLINE void FetchForWrite(T* keys, std::int64_t n) {
+  constexpr std::int64_t kLineKeys = 64 / sizeof(T);
+  for (std::int64_t i = 0; i < n; i += kLineKeys) __builtin_prefetch(keys + i, 1, 2);
 }
 
 // Moments at beta over the row; kMoments = highest power of y summed, 0..4. Writes e^(beta y)
@@ -161,7 +167,7 @@ HWY_NOINLINE Sums Sweep(const T* x, T* out, std::int64_t n, T max, double beta, 
   WideVec za = none, zb = none, ta = none, tb = none, ua = none, ub = none, va = none, vb = none, wa = none,
           wb = none;
   for (std::int64_t i = 0; i < n; i += run) {
-    if (next != nullptr && i + run <= n) FetchRun(next + i);
+    if (next != nullptr && i + run <= n) Fetch(next + i, run);
     V z = hn::Zero(d), t = z, u = z, v = z, w = z;
     Map(
         d, out == nullptr ? nullptr : out + i, std::min(run, n - i),

@@ -71,12 +71,12 @@ struct Relu {
   }
 
   template <typename T>
-  static HWY_INLINE void Weigh(const Runs<T>& runs, const Needs& needs, T* out, const T* /*next*/,
+  static HWY_INLINE void Weigh(const Runs<T>& runs, const Needs& needs, T* out, const T* next,
                                RowResult<T>& result) {
     if (needs.support) CountPositive(runs, result);
     const auto count = static_cast<double>(result.state.count);
     const ReluElements<T> elements{static_cast<T>(runs.divide ? result.beta / count : result.beta), T(1)};
-    const double sum = WeighElements(runs, elements, out);
+    const double sum = WeighElements(runs, elements, out, next);
     result.divided = runs.divide;
     // +inf is no more a logit than NaN is.
     result.sums = {.z = std::isnan(sum) || !std::isfinite(result.top)

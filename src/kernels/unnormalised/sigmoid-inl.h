@@ -78,10 +78,10 @@ struct Sigmoid {
   }
 
   template <typename T>
-  static HWY_INLINE void Weigh(const Runs<T>& runs, const Needs& /*needs*/, T* out, const T* /*next*/,
+  static HWY_INLINE void Weigh(const Runs<T>& runs, const Needs& /*needs*/, T* out, const T* next,
                                RowResult<T>& result) {
     result.threshold = std::log(static_cast<double>(result.state.count));
-    const double sum = WeighElements(runs, Elements<T>(result.beta, result.threshold), out);
+    const double sum = WeighElements(runs, Elements<T>(result.beta, result.threshold), out, next);
     result.divided = true;
     // +inf is no more a logit than NaN is.
     result.sums = {

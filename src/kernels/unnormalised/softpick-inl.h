@@ -69,13 +69,15 @@ struct SoftpickElements {
 
 // Weights of the runs in `out` (null: nowhere). Returns Z, the sum of |e^s - 1|.
 template <typename T>
-HWY_NOINLINE double WeighSoftpick(const Runs<T>& runs, const SoftpickElements<T>& elements, T* out) {
+HWY_NOINLINE double WeighSoftpick(const Runs<T>& runs, const SoftpickElements<T>& elements, T* out,
+                                  const T* next) {
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   WideVec total = hn::Zero(hn::ScalableTag<double>()), rest = total;
   runs.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR {
     const std::int64_t run = RunKeys<T>();
     for (std::int64_t i = begin; i < end; i += run) {
+      if (next != nullptr && i + run <= end) Fetch(next + i, run);
       V sum = hn::Zero(d);
       Map(
           d, out == nullptr ? nullptr : out + i, std::min(run, end - i),
@@ -109,7 +111,7 @@ struct Softpick {
   }
 
   template <typename T>
-  static HWY_INLINE void Weigh(const Runs<T>& runs, const Needs& needs, T* out, const T* /*next*/,
+  static HWY_INLINE void Weigh(const Runs<T>& runs, const Needs& needs, T* out, const T* next,
                                RowResult<T>& result) {
     const auto elements = Elements<T>(static_cast<double>(result.top), result.beta, 1);
     // Before the weights, which may take the place of the logits.
