@@ -143,6 +143,9 @@ struct AttentionGradients {
   // As the query_scale given: summed over the axes where its size is 1, in f64 and then rounded. Also right
   // where query_scale is 0.
   View dquery_scale{};
+  // One per row: dL/dparameter, where the parameter is the A of entmax:A, as in softmax_backward. Error for
+  // other normalizers.
+  std::span<double> dparameter{};
 };
 
 struct AttentionBackwardOptions {

@@ -145,6 +145,7 @@ typedef struct whet_softmax_backward_options {
   int32_t hold_beta; /* 1: beta counts as a constant; 0: the gradient goes through the rule */
   int32_t reserved;
   const whet_view* saved; /* what whet_softmax wrote; NULL: found again */
+  double* dparameter;     /* one per row, written: the gradient to A of entmax:A; NULL: not computed */
 } whet_softmax_backward_options;
 
 typedef struct whet_states_options {
@@ -236,6 +237,7 @@ typedef struct whet_attention_gradients {
   const whet_view* dbias;
   const whet_view* dsinks;
   const whet_view* dquery_scale;
+  double* dparameter; /* one per row */
 } whet_attention_gradients;
 
 WHET_API whet_status whet_attention(const whet_view* q, const whet_view* k, const whet_view* v,

@@ -23,7 +23,8 @@ namespace whet {
 //   relu              max(0, s) / n                               not divided by a sum
 //   softpick          max(0, e^s - 1) / sum |e^s - 1|             may sum to less than 1
 //
-// Gradients are those of the formula (straight-through excepted), not of the steps that found tau. The
+// Gradients are those of the formula (straight-through excepted), not of the steps that found tau. The A of
+// entmax:A has one too: `dparameter` of softmax_backward and attention_backward. The
 // weights of all but softmax, hard and straight-through are within 4e-6 of the largest weight of the row
 // (f64: 1e-12) plus 2e-6 (1 + |s|) of themselves; above A = 2 a weight rises with infinite slope at tau, and
 // a rounding e of a logit may move it by e^(1 / (A - 1)). Shards of keys (shard.h) take softmax and hard

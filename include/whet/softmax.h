@@ -75,6 +75,11 @@ enum class BetaGradient {
 struct SoftmaxBackwardOptions {
   BetaGradient beta_gradient = BetaGradient::through_rule;
   ConstView saved{};  // what softmax wrote; empty: found again
+  // If not empty, written: dL/dparameter of each row, rows in row-major order, where the parameter is the A
+  // of entmax:A; their sum is dL/dA. Error for other normalizers. Within 2e-6 (1 + ln^2 n) max|dout|, n the
+  // keys of the row (f64: 1e-12), also where A is near 1; above A = 2 the caveat of normalizer.h on keys at
+  // tau.
+  std::span<double> dparameter{};
 };
 
 // din = dL/din from dout = dL/dout and what softmax was given: `in` and options. Overwrites `din`, which may

@@ -106,6 +106,7 @@ constexpr Option<A> kBackward[] = {
     {"dbias", [](A& a, H v, N n) { a.gradients.dbias = written_view_of(v, n); }},
     {"dsinks", [](A& a, H v, N n) { a.gradients.dsinks = written_view_of(v, n); }},
     {"dquery_scale", [](A& a, H v, N n) { a.gradients.dquery_scale = written_view_of(v, n); }},
+    {"dparameter", [](A& a, H v, N n) { a.gradients.dparameter = span_of<double>(v, n); }},
     {"hold_beta", set_hold_beta},
     {"saved", [](A& a, H v, N n) { a.backward.saved = view_of(v, n); }},
 };

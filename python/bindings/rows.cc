@@ -49,6 +49,8 @@ constexpr Option<O> kSaved = {
     "saved", [](O& o, nb::handle v, const char* n) { o.outputs.saved = written_view_of(v, n); }};
 constexpr Option<O> kReadSaved = {
     "saved", [](O& o, nb::handle v, const char* n) { o.backward.saved = view_of(v, n); }};
+constexpr Option<O> kDParameter = {
+    "dparameter", [](O& o, nb::handle v, const char* n) { o.backward.dparameter = span_of<double>(v, n); }};
 constexpr Option<O> kHoldBeta = {
     "hold_beta", [](O& o, nb::handle v, const char* n) {
       o.backward.beta_gradient = flag_of(v, n) ? whet::BetaGradient::held : whet::BetaGradient::through_rule;
@@ -61,8 +63,8 @@ constexpr Option<O> kOpenMpThreads = {"openmp_threads", [](O& o, nb::handle v, c
 
 constexpr Option<O> kForward[] = {kRule,  kNormalizer, kAxis,    kMask,         kLengths,
                                   kStats, kSaved,      kThreads, kOpenMpThreads};
-constexpr Option<O> kBackward[] = {kRule,      kNormalizer, kAxis,          kMask,    kLengths,
-                                   kReadSaved, kThreads,    kOpenMpThreads, kHoldBeta};
+constexpr Option<O> kBackward[] = {kRule,      kNormalizer, kAxis,          kMask,     kLengths,
+                                   kReadSaved, kThreads,    kOpenMpThreads, kHoldBeta, kDParameter};
 constexpr Option<O> kStates[] = {kAxis, kMask, kLengths, kThreads};
 
 RowOptions options_of(const nb::kwargs& given, std::span<const Option<O>> known) {

@@ -7,7 +7,7 @@ elements, None is contiguous. An option of None counts as not given. Rules go by
 openmp_threads runs a call on the workers that find_openmp() found (on whet's own if none), as many as it is worth up to
 this number.
 
-Records are contiguous arrays of numbers: stats 10 float64 per row, states 6 int64 (the bits of a whet.STATE). What
+Records are contiguous arrays of numbers: stats 12 float64 per row, states 6 int64 (the bits of a whet.STATE). What
 forward writes to `saved` and backward reads from it is contiguous too: of each row the first saved_size() of
 
     top         where y = x - top is measured from: the largest visible logit
@@ -38,8 +38,8 @@ def sharpen(in_: Array, out: Array, /, *, rule: str | None = None, normalizer: s
             threads: int = 0, openmp_threads: int | None = None) -> None: ...
 def softmax_backward(in_: Array, dout: Array, din: Array, /, *, rule: str | None = None,
                      normalizer: str | None = None, axis: int = -1, mask: Array | None = None,
-                     lengths: Array | None = None, saved: Array | None = None, hold_beta: bool = False,
-                     threads: int = 0, openmp_threads: int | None = None) -> None: ...
+                     lengths: Array | None = None, saved: Array | None = None, dparameter: Array | None = None,
+                     hold_beta: bool = False, threads: int = 0, openmp_threads: int | None = None) -> None: ...
 def states(in_: Array, out: Array, /, *, axis: int = -1, mask: Array | None = None, lengths: Array | None = None,
            threads: int = 0) -> None: ...
 def merge(a: Array, b: Array, out: Array) -> None: ...
@@ -55,7 +55,8 @@ def attention(q: Array, k: Array, v: Array, out: Array, *, rule: str | Sequence[
               openmp_threads: int | None = None) -> None: ...
 def attention_backward(q: Array, k: Array, v: Array, dout: Array, *, dq: Array | None = None,
                        dk: Array | None = None, dv: Array | None = None, dbias: Array | None = None,
-                       dsinks: Array | None = None, dquery_scale: Array | None = None, hold_beta: bool = False,
+                       dsinks: Array | None = None, dquery_scale: Array | None = None,
+                       dparameter: Array | None = None, hold_beta: bool = False,
                        rule: str | Sequence[str] | None = None, normalizer: str | None = None,
                        scale: float | None = None, query_scale: Array | None = None, softcap: float = 0,
                        bias: Array | None = None, mask: Array | None = None, sinks: Array | None = None,

@@ -41,7 +41,8 @@ class Extras(NamedTuple):
 
 class AttentionGradients(NamedTuple):
     """Gradients in the shapes and dtypes of what they belong to; dbias, dsinks and dquery_scale None if what they belong
-    to wasn't given."""
+    to wasn't given. dparameter, None unless asked for, is the gradient to A of ``entmax:A``, float64, one per row,
+    (B, H, N): their sum is dL/dA."""
 
     dquery: np.ndarray
     dkey: np.ndarray
@@ -49,6 +50,7 @@ class AttentionGradients(NamedTuple):
     dbias: np.ndarray | None
     dsinks: np.ndarray | None
     dquery_scale: np.ndarray | None = None
+    dparameter: np.ndarray | None = None
 
 
 class AttentionOptions(TypedDict, total=False):
@@ -169,7 +171,7 @@ def attention(query: Any, key: Any, value: Any, *, rule: RuleLike | Sequence[Rul
 
 
 def attention_backward(query: Any, key: Any, value: Any, dout: Any, *, saved: np.ndarray | None = None,
-                       hold_beta: bool = False, bias: Any = None, sinks: Any = None,
+                       hold_beta: bool = False, bias: Any = None, sinks: Any = None, return_dparameter: bool = False,
                        **options: Unpack[AttentionOptions]) -> AttentionGradients:
     """The gradients of attention from what it was given and dout = dL/dout, (B, H, N, E).
 
@@ -178,6 +180,7 @@ def attention_backward(query: Any, key: Any, value: Any, dout: Any, *, saved: np
         saved: what attention returned with return_saved; otherwise it is found again.
         hold_beta: True counts beta as a constant. By default the gradient goes through the rule, as in the published
             code.
+        return_dparameter: also find the gradient to the parameter of the normalizer, the A of ``entmax:A``.
 
     >>> import numpy as np, whet
     >>> q, k, v = np.ones((3, 2, 2)), np.eye(2)[None].repeat(3, 0), np.arange(12.0).reshape(3, 2, 2)
@@ -192,10 +195,11 @@ def attention_backward(query: Any, key: Any, value: Any, dout: Any, *, saved: np
     gradients = AttentionGradients(dq, dk, dv, *(_like_if_given(given.get(name))
                                                  for name in ("bias", "sinks", "query_scale")))
     dq, dk, dv = four_axes(dquery=gradients.dquery, dkey=gradients.dkey, dvalue=gradients.dvalue)
+    dparameter = np.empty(query.shape[:-1]) if flag(return_dparameter, "return_dparameter") else None
     call(_core.attention_backward, _NAMES, *four_axes(query=query, key=key, value=value, dout=dout), dq=dq, dk=dk,
-         dv=dv, dbias=gradients.dbias, dsinks=gradients.dsinks, dquery_scale=gradients.dquery_scale,
+         dv=dv, dparameter=dparameter, dbias=gradients.dbias, dsinks=gradients.dsinks, dquery_scale=gradients.dquery_scale,
          saved=None if saved is None else array(saved, "saved"), hold_beta=hold_beta, **given)
-    return gradients._replace(dbias=_shaped(gradients.dbias, bias),
+    return gradients._replace(dparameter=dparameter, dbias=_shaped(gradients.dbias, bias),
                               dquery_scale=_shaped(gradients.dquery_scale, options.get("query_scale")))
 
 

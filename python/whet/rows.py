@@ -103,9 +103,20 @@ def sharpen(p: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *,
     return _forward(_core.sharpen, _OF_P, p, axis, rule, where, normalizer, lengths, out, return_stats, threads)
 
 
+@overload
 def softmax_backward(x: Any, dout: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *,
                      normalizer: str = "softmax", lengths: Any = None, saved: np.ndarray | None = None,
-                     hold_beta: bool = False, out: np.ndarray | None = None, threads: int = 0) -> np.ndarray:
+                     hold_beta: bool = False, out: np.ndarray | None = None, threads: int = 0,
+                     return_dparameter: Literal[False] = False) -> np.ndarray: ...
+@overload
+def softmax_backward(x: Any, dout: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *,
+                     normalizer: str = "softmax", lengths: Any = None, saved: np.ndarray | None = None,
+                     hold_beta: bool = False, out: np.ndarray | None = None, threads: int = 0,
+                     return_dparameter: Literal[True]) -> tuple[np.ndarray, np.ndarray]: ...
+def softmax_backward(x: Any, dout: Any, axis: int = -1, rule: RuleLike = None, where: Any = None, *,
+                     normalizer: str = "softmax", lengths: Any = None, saved: np.ndarray | None = None,
+                     hold_beta: bool = False, out: np.ndarray | None = None, threads: int = 0,
+                     return_dparameter: bool = False) -> Any:
     """The gradient of softmax: dL/dx from x and dout = dL/dout.
 
     Args:
@@ -115,18 +126,24 @@ def softmax_backward(x: Any, dout: Any, axis: int = -1, rule: RuleLike = None, w
         hold_beta: True counts beta as a constant. By default the gradient goes through the rule, as in the published
             code.
         out: where to write; may be `x` or `dout`.
+        return_dparameter: also return the gradient to A of ``entmax:A``, float64, one per row: their sum is dL/dA.
 
     >>> import whet
     >>> whet.softmax_backward([0.0, 1.0], [1.0, 0.0]).round(3)
     array([ 0.197, -0.197])
+    >>> dx, da = whet.softmax_backward([0.0, 0.4], [1.0, 0.0], normalizer="entmax:1.7", return_dparameter=True)
+    >>> print(f"{da:.3f}")
+    -0.115
     """
     x, dout = floats(x, "x"), floats(dout, "dout")
     axis = integer(axis, "axis")
     out = _output(x, out)
+    dparameter = np.empty(_rows_of(x, axis)) if flag(return_dparameter, "return_dparameter") else None
     call(_core.softmax_backward, _OF_BACKWARD, x, dout, out, axis=axis, rule=rule_name(rule),
          normalizer=normalizer, mask=booleans(where, x.ndim, "where"), lengths=integers(lengths, "lengths"),
-         saved=None if saved is None else array(saved, "saved"), hold_beta=hold_beta, threads=threads)
-    return out
+         saved=None if saved is None else array(saved, "saved"), hold_beta=hold_beta, threads=threads,
+         dparameter=dparameter)
+    return out if dparameter is None else (out, dparameter)
 
 
 def states(x: Any, axis: int = -1, where: Any = None, *, lengths: Any = None, threads: int = 0) -> np.ndarray:

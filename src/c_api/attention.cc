@@ -56,7 +56,7 @@ AttentionOutputs outputs_of(const whet_attention_outputs& o, const WrittenStats&
           .tile_counts = reinterpret_cast<TileCounts*>(o.tile_counts)};
 }
 
-AttentionGradients gradients_of(const whet_attention_gradients* given) {
+AttentionGradients gradients_of(const whet_attention_gradients* given, const Call& call) {
   required(given, "gradients");
   const whet_attention_gradients g = known_part(given, "gradients");
   return {.dq = view_if_given(g.dq, "dq"),
@@ -64,7 +64,8 @@ AttentionGradients gradients_of(const whet_attention_gradients* given) {
           .dv = view_if_given(g.dv, "dv"),
           .dbias = view_if_given(g.dbias, "dbias"),
           .dsinks = view_if_given(g.dsinks, "dsinks"),
-          .dquery_scale = view_if_given(g.dquery_scale, "dquery_scale")};
+          .dquery_scale = view_if_given(g.dquery_scale, "dquery_scale"),
+          .dparameter = span_if_given(g.dparameter, call.rows())};
 }
 
 AttentionBackwardOptions backward_of(const whet_attention_backward_options* given) {
@@ -133,7 +134,7 @@ whet_status whet_attention_backward(const whet_view* q, const whet_view* k, cons
                                     const whet_execution* execution) {
   return guarded([&] {
     const Call call(q, k, v, options, execution);
-    whet::attention_backward(call.q, call.k, call.v, view_of(dout, "dout"), gradients_of(gradients),
+    whet::attention_backward(call.q, call.k, call.v, view_of(dout, "dout"), gradients_of(gradients, call),
                              call.options, backward_of(backward), call.execution);
   });
 }
@@ -145,7 +146,8 @@ whet_status whet_attention_backward_workspace(const whet_view* q, const whet_vie
                                               const whet_execution* execution, size_t* bytes) {
   return guarded([&] {
     const Call call(q, k, v, options, execution);
-    required(bytes, "bytes") = whet::attention_backward_workspace(
-        call.q, call.k, call.v, gradients_of(gradients), call.options, backward_of(backward), call.execution);
+    required(bytes, "bytes") =
+        whet::attention_backward_workspace(call.q, call.k, call.v, gradients_of(gradients, call),
+                                           call.options, backward_of(backward), call.execution);
   });
 }

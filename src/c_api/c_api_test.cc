@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <whet/c_api.h>
+#include <whet/softmax.h>
 
 #include <array>
 #include <cstddef>
@@ -10,6 +11,7 @@
 #include <cstring>
 #include <functional>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -105,7 +107,8 @@ TEST(CApiStructs, GrowForAttention) {
   expect_growth<whet_attention_outputs>("outputs", [](Data& d, const auto* given) {
     return whet_attention(&d.q, &d.q, &d.q, &d.o, nullptr, given, nullptr);
   });
-  const whet_attention_gradients none{sizeof none, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr};
+  whet_attention_gradients none{};
+  none.struct_size = sizeof none;
   expect_growth<whet_attention_backward_options>("backward", [&](Data& d, const auto* given) {
     return whet_attention_backward(&d.q, &d.q, &d.q, &d.q, &none, nullptr, given, nullptr);
   });
@@ -245,6 +248,45 @@ TEST(CApiSaved, GradientsAreThoseOfFindingThemAgain) {
   EXPECT_EQ(memory[0], 3);
   ASSERT_EQ(whet_softmax_backward(&data.in, &data.dout, &data.out, &options, &backward, nullptr), WHET_OK);
   for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(data.y[i], expected[i], 1e-6);
+}
+
+TEST(CApiBackward, TheGradientToAParameterIsThatOfCpp) {
+  Data data;
+  whet_softmax_options options{};
+  options.struct_size = sizeof options;
+  options.normalizer = "entmax:1.3";
+  whet_softmax_backward_options backward{};
+  backward.struct_size = sizeof backward;
+  std::array<double, 3> found{7, 7, 7}, expected{};
+  backward.dparameter = found.data();
+  ASSERT_EQ(whet_softmax_backward(&data.in, &data.dout, &data.out, &options, &backward, nullptr), WHET_OK)
+      << whet_last_error();
+  whet::softmax_backward({data.x.data(), {2, 3}}, {data.z.data(), {2, 3}}, {data.y.data(), {2, 3}},
+                         {.normalizer = whet::Normalizer::parse("entmax:1.3")},
+                         {.dparameter = std::span(expected).first(2)});
+  EXPECT_NE(found[0], 0);
+  EXPECT_EQ(found[0], expected[0]);
+  EXPECT_EQ(found[1], expected[1]);
+  EXPECT_EQ(found[2], 7);
+  options.normalizer = nullptr;
+  EXPECT_EQ(whet_softmax_backward(&data.in, &data.dout, &data.out, &options, &backward, nullptr),
+            WHET_INVALID_ARGUMENT);
+  EXPECT_TRUE(std::string(whet_last_error()).starts_with("dparameter: given, but the normalizer is softmax"));
+
+  whet_attention_options heads{};
+  heads.struct_size = sizeof heads;
+  heads.normalizer = "entmax:1.3";
+  whet_attention_gradients gradients{};
+  gradients.struct_size = sizeof gradients;
+  gradients.dparameter = found.data();
+  found = {7, 7, 7};
+  const whet_view dout{data.z.data(), WHET_F32, 4, kSizes, nullptr};
+  ASSERT_EQ(whet_attention_backward(&data.q, &data.q, &data.q, &dout, &gradients, &heads, nullptr, nullptr),
+            WHET_OK)
+      << whet_last_error();
+  EXPECT_NE(found[0], 7);
+  EXPECT_NE(found[1], 7);
+  EXPECT_EQ(found[2], 7);
 }
 
 TEST(CApiStats, ElementsThatAreNoneAreRefused) {

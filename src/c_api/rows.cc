@@ -77,10 +77,11 @@ whet_status whet_softmax_backward(const whet_view* in, const whet_view* dout, co
     const whet::ConstView from = view_of(in, "in");
     const whet::SoftmaxOptions problem = options_of(from, options);
     const whet_softmax_backward_options b = known_part(backward, "backward");
-    whet::softmax_backward(
-        from, view_of(dout, "dout"), view_of(din, "din"), problem,
-        {.beta_gradient = beta_gradient(b.hold_beta), .saved = view_if_given(b.saved, "saved")},
-        execution_of(execution));
+    whet::softmax_backward(from, view_of(dout, "dout"), view_of(din, "din"), problem,
+                           {.beta_gradient = beta_gradient(b.hold_beta),
+                            .saved = view_if_given(b.saved, "saved"),
+                            .dparameter = span_if_given(b.dparameter, rows_of(from, problem.axis))},
+                           execution_of(execution));
   });
 }
 

@@ -212,6 +212,7 @@ auto written_by(const AttentionJob& job) {
                                 {job.dsinks, "dsinks"},
                                 {job.dquery_scale, "dquery_scale"},
                                 {o.stats, "stats"},
+                                {job.dparameter, "dparameter"},
                                 {job.dout.given ? SavedRows{} : job.saved, "saved"},
                                 {o.top_keys, "top_keys"},
                                 {o.top_weights, "top_weights"},
@@ -311,6 +312,8 @@ AttentionJob backward_job(const ConstView& q, const ConstView& k, const ConstVie
     check_same_sizes(gradients.dquery_scale, options.query_scale, "dquery_scale", "query_scale");
     job.dquery_scale = grid(gradients.dquery_scale, written(like_dquery_scale(s, job.query_scale)), data);
   }
+  job.dparameter = gradients.dparameter;
+  if (!job.dparameter.empty()) check_count(job.dparameter.size(), s.rows(), "dparameter", "one per row");
   return job;
 }
 

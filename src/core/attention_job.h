@@ -77,6 +77,7 @@ struct AttentionJob {
   Grid sinks;                                          // strides (-, H, -, -)
   Grid weights;                                        // strides (number of the weight_row, -, -, M)
   Grid dout, dq, dk, dv, dbias, dsinks, dquery_scale;  // backward only
+  std::span<double> dparameter{};                      // backward only
   bool through_rule = true;
   SavedRows saved;  // written by forward, read by backward
 

@@ -21,9 +21,10 @@ struct NormalizerEntry {
   std::string_view name;
   std::optional<ParameterRange> parameter{};  // nullopt: has none
   bool uses_beta = true;
-  bool needs_scratch = false;    // is faster with a row of scratch
-  bool saves_threshold = false;  // one more number of each row for backward
-  bool merges_shards = true;     // keys may lie in shards
+  bool needs_scratch = false;       // is faster with a row of scratch
+  bool saves_threshold = false;     // one more number of each row for backward
+  bool merges_shards = true;        // keys may lie in shards
+  bool parameter_gradient = false;  // the parameter has a gradient
 };
 
 // A name taken apart: an entry of a table and its parameter, 0 if it has none.

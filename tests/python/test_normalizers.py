@@ -102,3 +102,46 @@ def test_element_types(rng, name, dtype, tolerance):
 def test_wrong_names(name, message):
     with pytest.raises(ValueError, match=message):
         whet.softmax(np.zeros(3), normalizer=name)
+
+
+def test_support_and_threshold(rng):
+    x = rng.normal(size=(6, 40))
+    x[1, 3] = -np.inf
+    of = {name: whet.softmax(x, normalizer=name, rule="fixed:2", return_stats=True) for name in NAMES}
+    for name, (weights, stats) in of.items():
+        np.testing.assert_array_equal(stats.support, (weights > 0).sum(-1), err_msg=name)
+        at_it = name in ("top-k:3", "hard", "straight-through")
+        above = (x >= stats.threshold[:, None] if at_it else x > stats.threshold[:, None]) & np.isfinite(x)
+        np.testing.assert_array_equal(above, weights > 0, err_msg=name)
+    np.testing.assert_array_equal(of["top-k:3"][1].threshold, np.sort(x)[:, -3])
+    np.testing.assert_array_equal(of["hard"][1].threshold, x.max(-1))
+    assert (of["softmax"][1].threshold == -np.inf).all() and (of["sigmoid"][1].threshold == -np.inf).all()
+    assert (of["relu"][1].threshold == 0).all() and (of["softpick"][1].threshold == 0).all()
+
+
+@pytest.mark.parametrize("alpha", [1.001, 1.3, 1.5, 2.0, 3.0, 4.0])
+def test_gradient_to_alpha(rng, alpha):
+    x, dout, step = rng.normal(size=(3, 4, 5)), rng.normal(size=(3, 4, 5)), min(1e-6, (alpha - 1) / 100)
+    dx, dalpha = whet.softmax_backward(x, dout, 1, normalizer=f"entmax:{alpha}", return_dparameter=True)
+    np.testing.assert_array_equal(dx, whet.softmax_backward(x, dout, 1, normalizer=f"entmax:{alpha}"))
+    assert dalpha.shape == (3, 5) and dalpha.dtype == np.float64
+    inside = min(alpha, 4 - step)
+    above, below = (whet.softmax(x, 1, normalizer=f"entmax:{inside + side}") for side in (step, -step))
+    np.testing.assert_allclose(dalpha, (dout * (above - below)).sum(1) / (2 * step), atol=2e-5)
+
+    q, k, v, dout = rng.normal(size=(4, 2, 3, 7, 4))
+    options = {"is_causal": True, "sinks": rng.normal(size=3)}
+    found = whet.attention_backward(q, k, v, dout, normalizer=f"entmax:{alpha}", return_dparameter=True, **options)
+    assert found.dparameter.shape == (2, 3, 7)
+    above, below = (whet.attention(q, k, v, normalizer=f"entmax:{inside + side}", **options) for side in (step, -step))
+    np.testing.assert_allclose(found.dparameter, (dout * (above - below)).sum(-1) / (2 * step), atol=2e-5)
+    assert whet.attention_backward(q, k, v, dout, normalizer=f"entmax:{alpha}", **options).dparameter is None
+
+
+def test_only_entmax_has_a_gradient_to_its_parameter(rng):
+    x = rng.normal(size=(3, 4))
+    for name in ("softmax", "sparsemax", "top-k:3"):
+        with pytest.raises(ValueError, match=f"^dparameter: given, but the normalizer is {name}, must be entmax:P"):
+            whet.softmax_backward(x, x, normalizer=name, return_dparameter=True)
+        with pytest.raises(ValueError, match="^dparameter: given, but"):
+            whet.attention_backward(x, x, x, x, normalizer=name, return_dparameter=True)

@@ -144,9 +144,13 @@ HWY_NOINLINE void BlockRowGradient(const BackwardBlock<T>& block, std::int64_t r
   line.dtype = kArithmetic<T>;
   line.key_stride = 1;
   auto* gradient = reinterpret_cast<std::byte*>(g + range.begin);
-  FunctionsOf<T>(run.job.options.normalizer)
-      .backward({input.x, input.size(), input.parameter, saved, gradient, gradient, line, line, weights},
-                rule, run.job.through_rule);
+  const RowFunctions<T>& functions = FunctionsOf<T>(run.job.options.normalizer);
+  const RowGradient<T> whole{input.x, input.size(), input.parameter, saved, gradient, gradient,
+                             line,    line,         weights};
+  if (!run.job.dparameter.empty()) {
+    run.job.dparameter[static_cast<std::size_t>(index)] = functions.parameter_gradient(whole);
+  }
+  functions.backward(whole, rule, run.job.through_rule);
   if (input.sink) {
     block.scratch.dsinks[head - unit.key_head * unit.group] += static_cast<double>(g[range.end]);
   }

@@ -10,6 +10,7 @@
 #include "core/runtime.h"
 #include "core/thread_pool.h"
 #include "kernels/attention/backward_run.h"
+#include "kernels/row/normalizers.h"
 #include "kernels/row/row_job.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -173,10 +174,12 @@ void attention_backward(ConstView q, ConstView k, ConstView v, ConstView dout,
   const BackwardSteps steps = WHET_DISPATCH(GradientSteps)();  // one target for all of the call
   BackwardRun run{.job =
                       core::attention_backward_job(q, k, v, dout, gradients, options, backward, execution)};
+  if (!run.job.dparameter.empty()) check_parameter_gradient(options.normalizer);
   plan_backward(run, gradients.dbias.sizes);
   const Workspace workspace(execution.workspace, total_bytes(run));
   run.memory = workspace.base();
   clear_bias(run, gradients.dbias.sizes);
+  std::ranges::fill(run.job.dparameter, 0.0);  // what rows that see nothing have
   core::parallel_for(execution.executor, run.units * run.plan.parts, run.workers,
                      [&](std::int64_t task, int worker) {
                        steps.part(run, task / run.plan.parts, task % run.plan.parts, worker);

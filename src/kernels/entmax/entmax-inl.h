@@ -17,7 +17,8 @@
 // short rows feel. Other alpha take a logarithm and an exponential per key that is left and step, in f32 up
 // to alpha = 1.5, beyond in float64.
 //
-// Backward: q = v^(p-1) is dw/ds for a fixed tau, and dL/ds = q (g - sum q g / sum q).
+// Backward: q = v^(p-1) is dw/ds for a fixed tau, and dL/ds = q (g - sum q g / sum q). The gradient to alpha
+// is in alpha_gradient-inl.h.
 #if defined(WHET_KERNELS_ENTMAX_ENTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_ENTMAX_ENTMAX_INL_H_
 #undef WHET_KERNELS_ENTMAX_ENTMAX_INL_H_
@@ -36,6 +37,7 @@
 #include <type_traits>
 
 #include "core/normalizer.h"
+#include "kernels/entmax/alpha_gradient-inl.h"
 #include "kernels/row/above-inl.h"
 #include "kernels/row/elementwise-inl.h"
 #include "kernels/row/row-inl.h"
@@ -451,6 +453,7 @@ struct EntmaxOf {
   static constexpr bool kNeedsScratch = true;
   static constexpr bool kSavesThreshold = true;
   static constexpr bool kMergesShards = false;
+  static constexpr bool kParameterGradient = false;
 
   // Exact: a key that deep has weight 0.
   template <typename T>
@@ -544,6 +547,7 @@ struct Entmax15 : EntmaxOf<Entmax15> {
 struct Entmax : EntmaxOf<Entmax> {
   static constexpr const char* kName = "entmax";
   static constexpr std::optional<core::ParameterRange> kParameter{{.above = 1, .most = 4}};
+  static constexpr bool kParameterGradient = true;
 
   template <class Body>
   static HWY_INLINE void With(double alpha, const Body& body) {
@@ -556,6 +560,14 @@ struct Entmax : EntmaxOf<Entmax> {
     if (alpha == 2) return Sparsemax::With(alpha, body);
     if (alpha == 1.5) return Entmax15::With(alpha, body);
     WithPower(alpha, alpha < 2, body);
+  }
+
+  template <typename T>
+  static double ParameterGradient(const RowGradient<T>& row) {
+    double gradient = 0;
+    With(row.parameter,
+         [&](const auto& power) { gradient = AlphaGradient(row, power.p, power.tau(row.saved.threshold)); });
+    return gradient;
   }
 
  private:

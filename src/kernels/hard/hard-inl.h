@@ -50,6 +50,7 @@ struct Hard {
   static constexpr bool kNeedsScratch = false;
   static constexpr bool kSavesThreshold = false;
   static constexpr bool kMergesShards = true;
+  static constexpr bool kParameterGradient = false;
 
   template <typename T>
   static double Reach(const RowInput<T>& /*row*/, const RowResult<T>& /*result*/, double /*epsilon*/) {

@@ -24,6 +24,7 @@ struct RowFunctions {
   SavedRow (*save)(const RowInput<T>& row, const Rule& rule);
   Sums (*weigh_part)(const RowInput<T>& row, T top, double beta, T* out);
   void (*backward)(const RowGradient<T>& row, const Rule& rule, bool through_rule);
+  double (*parameter_gradient)(const RowGradient<T>& row);  // dL/dparameter; 0 if it has no gradient
   bool saves_threshold;
 };
 

@@ -5,7 +5,9 @@
 #include <whet/normalizer.h>
 
 #include <cstddef>
+#include <string>
 
+#include "core/arguments.h"
 #include "core/saved_rows.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -42,8 +44,9 @@ HWY_NOINLINE void Normalise(const RowInput<T>& row, const Rule& rule, Wanted wan
 
 template <typename T>
 const RowFunctions<T>& FunctionsOf(const Normalizer& normalizer) {
-#define WHET_ENTRY(N) \
-  {Normalise<N, T>, WeighRow<N, T>, SaveRow<N, T>, WeighPart<N, T>, BackwardRow<N, T>, N::kSavesThreshold},
+#define WHET_ENTRY(N)                                                              \
+  {Normalise<N, T>,   WeighRow<N, T>,          SaveRow<N, T>,     WeighPart<N, T>, \
+   BackwardRow<N, T>, ParameterGradient<N, T>, N::kSavesThreshold},
   static constexpr RowFunctions<T> kFunctions[] = {WHET_FOR_EACH_NORMALIZER(WHET_ENTRY)};
 #undef WHET_ENTRY
   return kFunctions[static_cast<std::size_t>(normalizer.index())];
@@ -60,9 +63,14 @@ HWY_AFTER_NAMESPACE();
 namespace whet {
 
 std::span<const core::NormalizerEntry> kernels::normalizers() {
-#define WHET_ENTRY(N)                                                                               \
-  {HWY_NAMESPACE::N::kName,         HWY_NAMESPACE::N::kParameter,      HWY_NAMESPACE::N::kUsesBeta, \
-   HWY_NAMESPACE::N::kNeedsScratch, HWY_NAMESPACE::N::kSavesThreshold, HWY_NAMESPACE::N::kMergesShards},
+#define WHET_ENTRY(N)                 \
+  {HWY_NAMESPACE::N::kName,           \
+   HWY_NAMESPACE::N::kParameter,      \
+   HWY_NAMESPACE::N::kUsesBeta,       \
+   HWY_NAMESPACE::N::kNeedsScratch,   \
+   HWY_NAMESPACE::N::kSavesThreshold, \
+   HWY_NAMESPACE::N::kMergesShards,   \
+   HWY_NAMESPACE::N::kParameterGradient},
   static constexpr core::NormalizerEntry kNormalizers[] = {WHET_FOR_EACH_NORMALIZER(WHET_ENTRY)};
 #undef WHET_ENTRY
   return kNormalizers;
@@ -70,6 +78,16 @@ std::span<const core::NormalizerEntry> kernels::normalizers() {
 
 const core::NormalizerEntry& kernels::entry_of(const Normalizer& normalizer) {
   return normalizers()[static_cast<std::size_t>(normalizer.index())];
+}
+
+void kernels::check_parameter_gradient(const Normalizer& normalizer) {
+  if (entry_of(normalizer).parameter_gradient) return;
+  std::string names;
+  for (const core::NormalizerEntry& entry : normalizers()) {
+    if (entry.parameter_gradient) names += (names.empty() ? "" : " or ") + std::string(entry.name) + ":P";
+  }
+  core::fail("dparameter", "given, but the normalizer is " + normalizer.name() + ", must be " + names +
+                               ", whose parameter has a gradient");
 }
 
 std::int64_t kernels::saved_size(const Rule& rule, const Normalizer& normalizer) {

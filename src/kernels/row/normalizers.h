@@ -16,6 +16,9 @@ namespace whet::kernels {
 std::span<const core::NormalizerEntry> normalizers();
 const core::NormalizerEntry& entry_of(const Normalizer& normalizer);
 
+// Error unless the parameter of the normalizer has a gradient; for `dparameter`.
+void check_parameter_gradient(const Normalizer& normalizer);
+
 // Numbers per row that forward saves for backward.
 std::int64_t saved_size(const Rule& rule, const Normalizer& normalizer);
 

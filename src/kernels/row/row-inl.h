@@ -19,6 +19,7 @@
 //     kNeedsCount       its weights depend on the number of visible keys
 //     kNeedsScratch     RowInput::scratch makes it faster: without, each step of a search reads the whole row
 //     kSavesThreshold   backward needs RowResult::threshold beside beta and the sum
+//     kParameterGradient   its parameter has a gradient: ParameterGradient, from what Backward is given
 //     kMergesShards     a shard can be weighed knowing the row's maximum and beta alone
 //     Reach             how far below the maximum (in units of the logit) a key may lie and still have
 //     weight;
@@ -372,6 +373,17 @@ HWY_NOINLINE void BreakGradient(const RowGradient<T>& row) {
     if (row.weights != nullptr) std::copy_n(block, size, row.weights + i);
     StoreRow(static_cast<const T*>(block), row.din_array.dtype, row.din_array.key_stride, size,
              row.din + i * step);
+  }
+}
+
+// dL/dparameter of a row with visible keys. Before BackwardRow, which may overwrite dL/dw.
+template <class Normalizer, typename T>
+HWY_NOINLINE double ParameterGradient(const RowGradient<T>& row) {
+  if (std::isnan(row.saved.scale)) return row.saved.scale;
+  if constexpr (Normalizer::kParameterGradient) {
+    return Normalizer::ParameterGradient(row);
+  } else {
+    return 0;
   }
 }
 

@@ -36,6 +36,7 @@ struct RowJob {
   std::span<RowStats> stats{};
   core::SavedRows saved{};  // written by softmax, read by softmax_backward
   std::span<RowState> states{};
+  std::span<double> dparameter{};  // backward only
   bool in_is_probabilities = false;
   bool through_rule = true;
 
@@ -97,8 +98,10 @@ using RowKernel = void (*)(const RowJob& job, std::int64_t begin, std::int64_t e
 // Runs the kernel over all rows. Allocates once, before anything is written, if `buffered`.
 inline void run_rows(const RowJob& job, RowKernel kernel, const Execution& execution, bool buffered) {
   const int threads = core::resolve_threads(execution);
-  // Rows without keys only have stats and saved rows; there may be any number of them.
-  if (job.rows.keys() == 0 && job.stats.empty() && job.states.empty() && !job.saved.given()) return;
+  // Rows without keys only have outputs per row; there may be any number of them.
+  const bool per_row =
+      !job.stats.empty() || !job.states.empty() || !job.dparameter.empty() || job.saved.given();
+  if (job.rows.keys() == 0 && !per_row) return;
   const std::int64_t per_task = rows_per_task(job.rows.keys());
   const std::int64_t tasks = (job.rows.count() + per_task - 1) / per_task;
   if (tasks == 0) return;

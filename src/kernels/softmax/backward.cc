@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/row/normalizers.h"
 #include "kernels/row/row_job.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -50,17 +51,19 @@ HWY_INLINE void BackwardRowsOf(const RowJob& job, std::int64_t begin, std::int64
     const SavedRow saved =
         job.saved.given() ? LoadSaved<T>(job.saved, functions.saves_threshold, row)
                           : functions.save(RowInput<T>{.x = x, .n = n, .parameter = parameter}, job.rule);
-    if (saved.scale != 0) {
-      functions.backward({.x = x,
-                          .n = n,
-                          .parameter = parameter,
-                          .saved = saved,
-                          .dout = job.dout.data + cursor.offset(1) * bytes,
-                          .din = din,
-                          .dout_array = job.dout,
-                          .din_array = job.out},
-                         job.rule, job.through_rule);
+    const RowGradient<T> gradient{.x = x,
+                                  .n = n,
+                                  .parameter = parameter,
+                                  .saved = saved,
+                                  .dout = job.dout.data + cursor.offset(1) * bytes,
+                                  .din = din,
+                                  .dout_array = job.dout,
+                                  .din_array = job.out};
+    if (!job.dparameter.empty()) {
+      job.dparameter[static_cast<std::size_t>(row)] =
+          saved.scale == 0 ? 0 : functions.parameter_gradient(gradient);
     }
+    if (saved.scale != 0) functions.backward(gradient, job.rule, job.through_rule);
     ClearGradient<T>(job, din, saved.scale == 0 ? 0 : n);
   }
 }
@@ -97,6 +100,7 @@ void softmax_backward(ConstView in, ConstView dout, View din, const SoftmaxOptio
                       .lengths = options.lengths,
                       .saved = core::saved_rows(backward.saved, kernels::arithmetic(in.dtype), rows.count(),
                                                 saved_size(options)),
+                      .dparameter = backward.dparameter,
                       .through_rule = backward.beta_gradient == BetaGradient::through_rule};
   rows.check_lengths(options.lengths);
   core::check_same_or_apart(rows, job.out, "din", job.in, "in");
@@ -104,6 +108,17 @@ void softmax_backward(ConstView in, ConstView dout, View din, const SoftmaxOptio
   core::check_apart({job.out, "din"}, {job.mask, "mask"});
   core::check_apart({job.out, "din"}, {options.lengths, "lengths"});
   core::check_apart({job.out, "din"}, {job.saved, "saved"});
+  if (!job.dparameter.empty()) {
+    kernels::check_parameter_gradient(options.normalizer);
+    rows.check_per_row(job.dparameter.size(), "dparameter");
+    const core::Extent written{job.dparameter, "dparameter"};
+    core::check_apart(written, {job.in, "in"});
+    core::check_apart(written, {job.dout, "dout"});
+    core::check_apart(written, {job.out, "din"});
+    core::check_apart(written, {job.mask, "mask"});
+    core::check_apart(written, {options.lengths, "lengths"});
+    core::check_apart(written, {job.saved, "saved"});
+  }
   const bool buffered = !kernels::is_direct(job.in, rows.keys()) || job.mask.data != nullptr;
   kernels::run_rows(job, WHET_DISPATCH(kernels::BackwardRows), execution, buffered);
 }

@@ -34,6 +34,7 @@ struct Softmax {
   static constexpr bool kNeedsScratch = false;
   static constexpr bool kSavesThreshold = false;
   static constexpr bool kMergesShards = true;
+  static constexpr bool kParameterGradient = false;
 
   // n keys that deep weigh at most n e^(-beta depth) beside the 1 of the maximum.
   template <typename T>

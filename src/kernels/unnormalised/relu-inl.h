@@ -63,6 +63,7 @@ struct Relu {
   static constexpr bool kNeedsScratch = false;
   static constexpr bool kSavesThreshold = false;
   static constexpr bool kMergesShards = false;
+  static constexpr bool kParameterGradient = false;
 
   // Down to a logit of 0; where none is above, keys have no weight either way.
   template <typename T>

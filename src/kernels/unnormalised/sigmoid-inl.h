@@ -70,6 +70,7 @@ struct Sigmoid {
   static constexpr bool kNeedsScratch = false;
   static constexpr bool kSavesThreshold = true;
   static constexpr bool kMergesShards = false;
+  static constexpr bool kParameterGradient = false;
 
   // Weights have no sum that the small ones would vanish beside.
   template <typename T>

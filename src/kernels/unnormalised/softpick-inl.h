@@ -103,6 +103,7 @@ struct Softpick {
   static constexpr bool kNeedsScratch = false;
   static constexpr bool kSavesThreshold = false;
   static constexpr bool kMergesShards = false;
+  static constexpr bool kParameterGradient = false;
 
   // Every key counts in Z.
   template <typename T>
@@ -116,7 +117,7 @@ struct Softpick {
     const auto elements = Elements<T>(static_cast<double>(result.top), result.beta, 1);
     // Before the weights, which may take the place of the logits.
     if (needs.support) CountPositive(runs, result);
-    result.sums = {.z = WeighSoftpick(runs, elements, out)};
+    result.sums = {.z = WeighSoftpick(runs, elements, out, next)};
   }
 
   template <typename T>

@@ -32,3 +32,12 @@ def test_rows(x64, rng, name, rule):
 def test_attention(x64, rng, name):
     q, k, v = (jnp.asarray(rng.normal(size=(1, n, 2, 4))) for n in (3, 5, 5))
     check_grads(lambda q, k, v: attention(q, k, v, is_causal=True, normalizer=name), (q, k, v), 1, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["softmax", "entmax:1.3", "top-k:3", "relu"])
+def test_stats(x64, rng, name):
+    x = jnp.asarray(rng.normal(size=(4, 7)))
+    weights, stats = jax.jit(lambda x: softmax(x, normalizer=name, return_stats=True))(x)
+    _, expected = whet.softmax(np.asarray(x), normalizer=name, return_stats=True)
+    np.testing.assert_array_equal(stats.support, (weights > 0).sum(-1))
+    np.testing.assert_array_equal(stats.threshold, expected.threshold)
