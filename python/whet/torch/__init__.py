@@ -18,7 +18,8 @@ from whet.stats import Stats
 from whet.torch.attention import attention
 from whet.torch.linear_attention import linear_attention
 from whet.torch.modules import LengthScale, MultiheadAttention, Softmax
+from whet.torch.normalizers import Entmax
 from whet.torch.rows import log_softmax, softmax
 
-__all__ = ["Extras", "LengthScale", "MultiheadAttention", "Softmax", "Stats", "attention", "linear_attention",
+__all__ = ["Entmax", "Extras", "LengthScale", "MultiheadAttention", "Softmax", "Stats", "attention", "linear_attention",
            "log_softmax", "softmax"]

@@ -18,8 +18,9 @@ from torch import Tensor
 from whet import _core
 from whet.torch import _attention_tangent
 from whet.torch._operators import define, of_backward, one_by_one, recorded, register, transformed
-from whet.torch._tensors import (by_address, by_addresses, call, if_any, mapped_first, saved_buffer, skips_dispatcher,
-                                 stats_buffer, tracing, transforming)
+from whet.torch._rows_operators import summed
+from whet.torch._tensors import (by_address, by_addresses, call, if_any, mapped_first, parameter_buffer, saved_buffer,
+                                 skips_dispatcher, stats_buffer, tracing, transforming, with_parameter)
 
 # The extension's names for the arguments of whet.torch.attention.
 _NAMES = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask", "bias": "attn_mask", "causal": "is_causal",
@@ -40,7 +41,8 @@ class Operands(NamedTuple):
     query_starts: Any = None
     key_starts: Any = None
     dropout_seed: Any = None  # int64, one element: a tensor, so that compiled programs draw another every time
-    query_scale: Any = None  # floats, three axes, broadcast to (B, H, N); last, where programs exported before lack it
+    query_scale: Any = None  # floats, three axes, broadcast to (B, H, N); here, where programs exported before lack it
+    alpha: Any = None  # one element: the parameter of the normalizer "entmax"
 
 
 class Gradients(NamedTuple):
@@ -52,11 +54,12 @@ class Gradients(NamedTuple):
     bias: Any = False
     sinks: Any = False
     query_scale: Any = False
+    alpha: Any = False  # by row, (B, H, N), float64
 
 
 _OPERANDS = ("Tensor query, Tensor key, Tensor value, Tensor? mask=None, Tensor? bias=None, Tensor? sinks=None, "
              "Tensor? lengths=None, Tensor? query_starts=None, Tensor? key_starts=None, Tensor? dropout_seed=None, "
-             "Tensor? query_scale=None")
+             "Tensor? query_scale=None, Tensor? alpha=None")
 _OPTIONS = ('str rule="none", str normalizer="softmax", float? scale=None, bool causal=False, str align="start", '
             "SymInt window_left=-1, SymInt window_right=-1, float softcap=0.0, bool hold_beta=False, float dropout=0.0")
 
@@ -65,7 +68,7 @@ define("whet::attention", f"({_OPERANDS}, *, bool with_stats=False, {_OPTIONS}, 
 
 # `wanted` are Gradients; those that aren't have no elements.
 define("whet::attention_backward", f"(Tensor dout, Tensor? saved, {_OPERANDS}, *, bool[] wanted, {_OPTIONS}) -> "
-       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
+       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
 
 # weights (R, M), top_keys and top_weights (B, H, N, top_k), column_sums (B, H, M); no elements where not asked for.
 define("whet::attention_outputs", f"(Tensor? weight_rows, {_OPERANDS}, *, SymInt top_k=0, bool column_sums=False, "
@@ -76,19 +79,27 @@ def forward(operands: Operands, outputs: dict[str, Any], *, hold_beta: bool = Fa
     query, key, value, *_ = operands
     out = _output(query, value)
     call(_core.attention, _NAMES, by_address(query), by_address(key), by_address(value), by_address(out), **outputs,
-         **_sides(operands), **_with_rules(options))
+         **_sides(operands), **_with_names(operands, options))
     return out
 
 
 def _sides(operands: Operands) -> dict[str, Any]:
     """All but query, key and value, as the extension takes them."""
-    sides = {name: by_address(tensor) for name, tensor in zip(_SIDES, operands[3:]) if tensor is not None}
+    sides = {name: by_address(tensor) for name, tensor in zip(_SIDES, operands[3:-1]) if tensor is not None}
     if operands.dropout_seed is not None:
         sides["dropout_seed"] = operands.dropout_seed.item()
     return sides
 
 
-_SIDES = Operands._fields[3:]
+_SIDES = Operands._fields[3:-1]
+
+
+def _with_names(operands: Operands, options: dict[str, Any]) -> dict[str, Any]:
+    """Options as the extension takes them: rules as a list, the parameter of the normalizer in its name."""
+    options = _with_rules(options)
+    if operands.alpha is None:
+        return options
+    return {**options, "normalizer": with_parameter(options["normalizer"], operands.alpha)}
 
 
 def _with_rules(options: dict[str, Any]) -> dict[str, Any]:
@@ -153,6 +164,8 @@ def _gradient(ctx: Any, dout: Tensor | None, *_: None) -> tuple[Any, ...]:
         found = attention_backward(dout, *ctx.saved_tensors, wanted=list(wanted), **ctx.options)
         gradients = gradients._replace(**{name: gradient for name, gradient, want
                                           in zip(Gradients._fields, found, wanted) if want})
+        if wanted.alpha:
+            gradients = gradients._replace(alpha=summed(gradients.alpha, ctx.saved_tensors[-1]))
     return *gradients, None
 
 
@@ -187,10 +200,10 @@ def _attention_backward(dout: Tensor, saved: Tensor | None, *operands: Tensor | 
     given, saved = _integers_contiguous(Operands(*operands)), if_any(saved)
     gradients = _empty_gradients(given, wanted)
     names = Gradients(query="dq", key="dk", value="dv", bias="dbias", sinks="dsinks",
-                      query_scale="dquery_scale")
+                      query_scale="dquery_scale", alpha="dparameter")
     written = {name: by_address(gradient) for name, gradient, want in zip(names, gradients, wanted) if want}
     call(_core.attention_backward, _NAMES, by_address(given.query), by_address(given.key), by_address(given.value),
-         by_address(dout), **by_addresses(saved=saved), **written, **_sides(given), **_with_rules(options))
+         by_address(dout), **by_addresses(saved=saved), **written, **_sides(given), **_with_names(given, options))
     return tuple(gradients)
 
 
@@ -210,12 +223,15 @@ def _empty_gradients(operands: Operands, wanted: Sequence[bool]) -> Gradients:
     def empty(name: str, want: bool) -> Tensor:
         if not want:
             return operands.query.new_empty(0)
+        if name == "alpha":
+            return parameter_buffer(operands.query.shape[:3], True, operands.query)
         given: Tensor = getattr(operands, name)
         if name in ("query", "key", "value"):
             return heads_inside(given.shape, given)
         return torch.empty_like(given, memory_format=torch.contiguous_format)
 
-    return Gradients(*(empty(name, want) for name, want in zip(Gradients._fields, wanted)))
+    # Programs exported before an operand had a gradient want fewer.
+    return Gradients(*(empty(name, want) for name, want in zip(Gradients._fields, Gradients(*wanted))))
 
 
 def _no_second_gradient(ctx: Any, *_: Tensor) -> None:
@@ -245,14 +261,15 @@ def batch_of(query: Tensor, axis: int | None) -> int:
 
 def _are_shared(given: Operands, axes: Operands) -> bool:
     """Whether something varies that all of a batch share, or tells rows apart by their numbers in it."""
-    return axes.sinks is not None or given.query_starts is not None or given.dropout_seed is not None
+    varies = axes.sinks is not None or axes.alpha is not None
+    return varies or given.query_starts is not None or given.dropout_seed is not None
 
 
 def _all_folded(size: int, axes: Operands, given: Operands) -> Operands:
-    """With the mapped axis folded into the batch; sinks, which all share, as they are."""
+    """With the mapped axis folded into the batch; sinks and alpha, which all share, as they are."""
     batch = batch_of(given.query, axes.query)
     operands = Operands(*(folded(tensor, axis, size, batch) for tensor, axis in zip(given, axes)))
-    return operands._replace(sinks=given.sinks)
+    return operands._replace(sinks=given.sinks, alpha=given.alpha)
 
 
 def folded(tensor: Tensor | None, axis: int | None, size: int, batch: int) -> Any:

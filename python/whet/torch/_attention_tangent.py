@@ -10,7 +10,7 @@ from torch import Tensor
 
 from whet._normalizers import ignores_sinks, is_symmetric
 from whet.rules import rule as rule_of
-from whet.torch._rows_operators import log_beta_gradient, measured_logits, softmax, softmax_backward
+from whet.torch._rows_operators import log_beta_gradient, measured_logits, no_tangent_of, softmax, softmax_backward
 from whet.torch._tensors import BETA
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ def attention_tangent(given: Operands, along: Operands, saved: Tensor, *, rule: 
         raise ValueError("dropout_p: must be 0 in forward mode, which can't tell which weights were dropped")
     if not is_symmetric(normalizer):
         raise ValueError(f"normalizer: {normalizer} can't be differentiated in forward mode")
+    no_tangent_of(along.alpha)
     dtype = given.query.dtype
     given, along = (type(given)(*map(_in_arithmetic, tensors)) for tensors in (given, along))
     given, along = _with_scaled_query(given, along)
@@ -38,12 +39,12 @@ def attention_tangent(given: Operands, along: Operands, saved: Tensor, *, rule: 
     beta, keys = saved[..., BETA : BETA + 1].to(logits.dtype), given.key.shape[2]
     y = measured_logits(logits, visible, 3, normalizer)
     if not hold_beta:
-        slope = _log_beta_gradients(logits, visible, rule.split(";"), normalizer)
+        slope = _log_beta_gradients(logits, visible, rule.split(";"), normalizer, given.alpha)
         slope = slope.masked_fill(visible[..., :keys].sum(-1, keepdim=True) <= 1, 0.0)
         dlogits = dlogits + y * (slope * dlogits).sum(-1, keepdim=True)
     u, du = (beta * y).masked_fill(~visible, -torch.inf), beta * dlogits
-    weights, *_ = softmax(u, None, dim=3, rule="none", normalizer=normalizer)
-    dweights = softmax_backward(du, u, None, None, dim=3, rule="none", normalizer=normalizer)
+    weights, *_ = softmax(u, None, given.alpha, dim=3, rule="none", normalizer=normalizer)
+    dweights = softmax_backward(du, u, None, None, given.alpha, dim=3, rule="none", normalizer=normalizer)
 
     out = dweights[..., :keys] @ given.value.repeat_interleave(groups, 1)
     if along.value is not None:
@@ -140,12 +141,13 @@ def _with_sinks(logits: Tensor, dlogits: Tensor, visible: Tensor, sinks: Tensor 
     return with_sink(logits, sinks), with_sink(dlogits, dsinks), torch.cat([visible, seen], -1)
 
 
-def _log_beta_gradients(logits: Tensor, visible: Tensor, rules: list[str], normalizer: str) -> Tensor:
+def _log_beta_gradients(logits: Tensor, visible: Tensor, rules: list[str], normalizer: str,
+                        alpha: Tensor | None) -> Tensor:
     """d ln beta / dx of each row; there is one rule, or one per head."""
     def of(logits: Tensor, visible: Tensor, rule: str) -> Tensor:
         if not rule_of(rule).adaptive:
             return torch.zeros_like(logits)
-        return log_beta_gradient(logits, visible, None, dim=3, rule=rule, normalizer=normalizer)
+        return log_beta_gradient(logits, visible, None, alpha, dim=3, rule=rule, normalizer=normalizer)
 
     if len(rules) == 1:
         return of(logits, visible, rules[0])

@@ -2,7 +2,9 @@
 
 `dim` is 0 or more, `where` has as many axes as `input`. The second result of whet::softmax is a buffer of stats,
 (rows, 12), the third what whet::softmax_backward would otherwise find again, (rows, saved_size) in the type of the
-arithmetic; both are (rows, 0) unless with_stats and with_saved ask for them.
+arithmetic; both are (rows, 0) unless with_stats and with_saved ask for them. `alpha` is the parameter of the normalizer
+"entmax" as a tensor of one element; the second result of whet::softmax_backward is the gradient to it by row, without
+elements unless with_dalpha asks for it.
 """
 
 from __future__ import annotations
@@ -16,36 +18,44 @@ from torch import Tensor
 from whet import _core
 from whet._normalizers import ignores_shifts, is_symmetric
 from whet.rules import rule as rule_of
-from whet.torch._operators import define, of_backward, recorded, register, transformed
-from whet.torch._tensors import (by_address, by_addresses, call, if_any, mapped_first, saved_buffer, skips_dispatcher,
-                                 stats_buffer, tracing, transforming)
+from whet.torch._operators import define, of_backward, one_by_one, recorded, register, transformed
+from whet.torch._tensors import (by_address, by_addresses, call, if_any, mapped_first, parameter_buffer, saved_buffer,
+                                 skips_dispatcher, stats_buffer, tracing, transforming, with_parameter)
 
 # The extension's names for the arguments of whet.torch.softmax.
 _NAMES = {"in": "input", "mask": "where", "axis": "dim", "dout": "grad"}
 
 _OPTIONS = 'int dim=-1, str rule="none", str normalizer="softmax", bool hold_beta=False'
-define("whet::softmax", f"(Tensor input, Tensor? where=None, *, {_OPTIONS}, bool with_stats=False, "
+define("whet::softmax", f"(Tensor input, Tensor? where=None, Tensor? alpha=None, *, {_OPTIONS}, bool with_stats=False, "
        "bool with_saved=False) -> (Tensor, Tensor, Tensor)")
 define("whet::softmax_backward",
-       f"(Tensor dout, Tensor input, Tensor? where=None, Tensor? saved=None, *, {_OPTIONS}) -> Tensor")
+       f"(Tensor dout, Tensor input, Tensor? where=None, Tensor? saved=None, Tensor? alpha=None, *, {_OPTIONS}, "
+       "bool with_dalpha=False) -> (Tensor, Tensor)")
 
 
 def forward(input: Tensor, where: Tensor | None, out: Tensor, stats: Tensor | None = None,
-            saved: Tensor | None = None, *, dim: int, rule: str = "none", normalizer: str = "softmax",
-            **_: Any) -> None:
-    call(_core.softmax, _NAMES, by_address(input), by_address(out), axis=dim, rule=rule, normalizer=normalizer,
-         **by_addresses(mask=where, stats=stats, saved=saved))
+            saved: Tensor | None = None, alpha: Tensor | None = None, *, dim: int, rule: str = "none",
+            normalizer: str = "softmax", **_: Any) -> None:
+    call(_core.softmax, _NAMES, by_address(input), by_address(out), axis=dim, rule=rule,
+         normalizer=with_parameter(normalizer, alpha), **by_addresses(mask=where, stats=stats, saved=saved))
 
 
-def softmax(input: Tensor, where: Tensor | None, **options: Any) -> Any:
+def softmax(input: Tensor, where: Tensor | None, alpha: Tensor | None = None, **options: Any) -> Any:
     """The operator; recorded by an autograd.Function unless torch traces: that is quicker, and what torch.func needs."""
     if tracing():
-        return torch.ops.whet.softmax(input, where, **options)
-    return (_Softmax if transforming() else _RecordedSoftmax).apply(input, where, options)
+        return torch.ops.whet.softmax(input, where, alpha, **options)
+    return (_Softmax if transforming() else _RecordedSoftmax).apply(input, where, alpha, options)
 
 
-def softmax_backward(dout: Tensor, input: Tensor, where: Tensor | None, saved: Tensor | None, **options: Any) -> Any:
-    tensors = dout, input, where, saved
+def softmax_backward(*tensors: Any, **options: Any) -> Tensor:
+    """The gradient to the logits alone."""
+    dinput, _ = _gradients(*tensors, **options)
+    return dinput
+
+
+def _gradients(dout: Tensor, input: Tensor, where: Tensor | None, saved: Tensor | None, alpha: Tensor | None = None,
+               **options: Any) -> Any:
+    tensors = dout, input, where, saved, alpha
     if skips_dispatcher(tensors):
         return _softmax_backward(*tensors, **options)
     if tracing():
@@ -61,56 +71,77 @@ def _contiguous_like(input: Tensor) -> Tensor:
     return torch.empty_like(input, memory_format=torch.contiguous_format)
 
 
-def _softmax(input: Tensor, where: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _softmax(input: Tensor, where: Tensor | None = None, alpha: Tensor | None = None,
+             **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     out, stats, saved = _softmax_shapes(input, where, **options)
-    forward(input, where, out, if_any(stats), if_any(saved), **options)
+    forward(input, where, out, if_any(stats), if_any(saved), alpha, **options)
     return out, stats, saved
 
 
-def _softmax_shapes(input: Tensor, where: Tensor | None = None, *, dim: int, with_stats: bool = False,
-                    with_saved: bool = False, **options: Any) -> tuple[Tensor, Tensor, Tensor]:
+def _softmax_shapes(input: Tensor, where: Tensor | None = None, alpha: Tensor | None = None, *, dim: int,
+                    with_stats: bool = False, with_saved: bool = False,
+                    **options: Any) -> tuple[Tensor, Tensor, Tensor]:
     rows = rows_of(input, dim)
     return (_contiguous_like(input), stats_buffer(rows, with_stats, input),
             saved_buffer(rows, with_saved, input, **options))
 
 
-def _softmax_backward(dout: Tensor, input: Tensor, where: Tensor | None = None, saved: Tensor | None = None, *,
-                      dim: int, **options: Any) -> Tensor:
+def _softmax_backward(dout: Tensor, input: Tensor, where: Tensor | None = None, saved: Tensor | None = None,
+                      alpha: Tensor | None = None, *, dim: int, normalizer: str = "softmax", with_dalpha: bool = False,
+                      **options: Any) -> tuple[Tensor, Tensor]:
     dinput, saved = _contiguous_like(input), if_any(saved)
+    dalpha = parameter_buffer(rows_of(input, dim), with_dalpha, input)
     call(_core.softmax_backward, _NAMES, by_address(input), by_address(dout), by_address(dinput), axis=dim,
-         **by_addresses(mask=where, saved=saved), **options)
-    return dinput
+         normalizer=with_parameter(normalizer, alpha),
+         **by_addresses(mask=where, saved=saved, dparameter=dalpha if with_dalpha else None), **options)
+    return dinput, dalpha
 
 
 def _softmax_backward_shapes(dout: Tensor, input: Tensor, where: Tensor | None = None, saved: Tensor | None = None,
-                             **options: Any) -> Tensor:
-    return _contiguous_like(input)
+                             alpha: Tensor | None = None, *, dim: int, with_dalpha: bool = False,
+                             **options: Any) -> tuple[Tensor, Tensor]:
+    return _contiguous_like(input), parameter_buffer(rows_of(input, dim), with_dalpha, input)
 
 
 def setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
-    """Keeps what both directions of differentiation need; of whet::softmax and whet::beta."""
-    input, where, options = inputs
+    """Keeps what both directions of differentiation need; of whet::softmax, and of whet::beta, which has no alpha."""
+    input, where, *alpha, options = inputs
     _, stats, saved = output
-    ctx.save_for_backward(input, where, saved)
-    ctx.save_for_forward(input, where, saved)
+    ctx.save_for_backward(input, where, saved, *alpha)
+    ctx.save_for_forward(input, where, saved, *alpha)
     ctx.options = of_backward(options)
     ctx.mark_non_differentiable(stats, saved)
     ctx.set_materialize_grads(False)
 
 
 def _gradient(ctx: Any, dout: Tensor | None, *_: None) -> tuple[Any, ...]:
-    dinput = None if dout is None else softmax_backward(dout, *ctx.saved_tensors, **ctx.options)
-    return dinput, None, None
+    if dout is None:
+        return None, None, None, None
+    with_dalpha = any(ctx.needs_input_grad[2:3])  # torch leaves out what has its default
+    dinput, dalpha = _gradients(dout, *ctx.saved_tensors, **ctx.options, with_dalpha=with_dalpha)
+    return dinput, None, summed(dalpha, ctx.saved_tensors[3]) if with_dalpha else None, None
 
 
-def _tangent(ctx: Any, tangent: Tensor | None, *_: None) -> tuple[Tensor | None, None, None]:
+def summed(rows: Tensor, alpha: Tensor) -> Tensor:
+    """The gradient to alpha from that of each row."""
+    return rows.sum().to(alpha.dtype).reshape(alpha.shape)
+
+
+def no_tangent_of(dalpha: Tensor | None) -> None:
+    if dalpha is not None:
+        raise ValueError("alpha: can't be differentiated in forward mode")
+
+
+def _tangent(ctx: Any, tangent: Tensor | None, dwhere: None, dalpha: Tensor | None,
+             *_: None) -> tuple[Tensor | None, None, None]:
+    no_tangent_of(dalpha)
     if tangent is None:
         return None, None, None
     return tangent_of_weights(tangent, *ctx.saved_tensors, **ctx.options), None, None
 
 
-def tangent_of_weights(tangent: Tensor, input: Tensor, where: Tensor | None, saved: Tensor | None, *,
-                       hold_beta: bool = False, **options: Any) -> Tensor:
+def tangent_of_weights(tangent: Tensor, input: Tensor, where: Tensor | None, saved: Tensor | None,
+                       alpha: Tensor | None = None, *, hold_beta: bool = False, **options: Any) -> Tensor:
     """The derivative of the weights along `tangent`, from gradients.
 
     Weights are a function of beta x, and d(beta x) = beta (dx + x dlnbeta). At a fixed beta the matrix of derivatives is
@@ -120,21 +151,22 @@ def tangent_of_weights(tangent: Tensor, input: Tensor, where: Tensor | None, sav
     if not is_symmetric(options.get("normalizer", "softmax")):
         raise ValueError(f"normalizer: {options['normalizer']} can't be differentiated in forward mode")
     if input.dtype in (torch.bfloat16, torch.float16):  # in the type of the arithmetic, since differences are taken
-        wide = tangent_of_weights(tangent.float(), input.float(), where, saved, hold_beta=hold_beta, **options)
+        wide = tangent_of_weights(tangent.float(), input.float(), where, saved, alpha, hold_beta=hold_beta, **options)
         return wide.to(input.dtype)
     tangent = tangent.masked_fill(hidden_keys(input, where), 0.0)
     if not hold_beta and rule_of(options["rule"]).adaptive:
-        along = (log_beta_gradient(input, where, saved, **options) * tangent).sum(options["dim"], keepdim=True)
+        along = (log_beta_gradient(input, where, saved, alpha, **options) * tangent).sum(options["dim"], keepdim=True)
         tangent = tangent + measured_logits(input, where, options["dim"], options.get("normalizer", "softmax")) * along
-    return softmax_backward(tangent, input, where, saved, hold_beta=True, **options)
+    return softmax_backward(tangent, input, where, saved, alpha, hold_beta=True, **options)
 
 
-def log_beta_gradient(input: Tensor, where: Tensor | None, saved: Tensor | None, **options: Any) -> Tensor:
+def log_beta_gradient(input: Tensor, where: Tensor | None, saved: Tensor | None, alpha: Tensor | None = None,
+                      **options: Any) -> Tensor:
     """d ln beta / dx. With y = x - max, or x where the maximum matters, the gradients of <y, w> through beta and at a
     fixed beta differ by this times <y, the latter>."""
     y = measured_logits(input, where, options["dim"], options.get("normalizer", "softmax"))
-    held = softmax_backward(y, input, where, saved, hold_beta=True, **options)
-    through = softmax_backward(y, input, where, saved, **options)
+    held = softmax_backward(y, input, where, saved, alpha, hold_beta=True, **options)
+    through = softmax_backward(y, input, where, saved, alpha, **options)
     product = (held * y).sum(options["dim"], keepdim=True)
     return torch.where(product == 0, 0.0, (through - held) / product)
 
@@ -164,17 +196,23 @@ def _no_second_gradient(ctx: Any, *_: Tensor) -> None:
     raise RuntimeError("whet.torch.softmax can be differentiated once: its gradient has no gradient of its own")
 
 
-def _softmax_mapped(info: Any, in_dims: tuple[Any, ...], input: Tensor, where: Tensor | None = None, *, dim: int,
-                    **options: Any) -> Any:
-    input, where = all_mapped_first(info, in_dims, input, where)
-    return softmax(input, where, dim=dim + 1, **options), (0, 0, 0)
+def _softmax_mapped(info: Any, in_dims: tuple[Any, ...], input: Tensor, where: Tensor | None = None,
+                    alpha: Tensor | None = None, *, dim: int, **options: Any) -> Any:
+    if in_dims[2:] and in_dims[2] is not None:
+        return one_by_one(softmax, info.batch_size, in_dims, (input, where, alpha), {"dim": dim, **options})
+    input, where = all_mapped_first(info, in_dims[:2], input, where)
+    return softmax(input, where, alpha, dim=dim + 1, **options), (0, 0, 0)
 
 
 def _softmax_backward_mapped(info: Any, in_dims: tuple[Any, ...], dout: Tensor, input: Tensor,
-                             where: Tensor | None = None, saved: Tensor | None = None, *, dim: int,
-                             **options: Any) -> Any:
-    dout, input, where, saved = all_mapped_first(info, in_dims, dout, input, where, saved)
-    return softmax_backward(dout, input, where, saved, dim=dim + 1, **options), 0
+                             where: Tensor | None = None, saved: Tensor | None = None, alpha: Tensor | None = None, *,
+                             dim: int, **options: Any) -> Any:
+    if in_dims[4:] and in_dims[4] is not None:
+        return one_by_one(_gradients, info.batch_size, in_dims, (dout, input, where, saved, alpha),
+                          {"dim": dim, **options})
+    dout, input, where, saved = all_mapped_first(info, in_dims[:4], dout, input, where, saved)
+    dinput, dalpha = _gradients(dout, input, where, saved, alpha, dim=dim + 1, **options)
+    return (dinput, dalpha), (0, 0 if options.get("with_dalpha") else None)
 
 
 def all_mapped_first(info: Any, in_dims: tuple[Any, ...], *tensors: Tensor | None) -> list[Any]:
@@ -186,8 +224,8 @@ register("whet::softmax_backward", _softmax_backward, _softmax_backward_shapes, 
          _softmax_backward_mapped)
 
 
-def _run(input: Tensor, where: Tensor | None, **options: Any) -> Any:
-    return (_softmax if skips_dispatcher((input, where)) else torch.ops.whet.softmax)(input, where, **options)
+def _run(*tensors: Any, **options: Any) -> Any:
+    return (_softmax if skips_dispatcher(tensors) else torch.ops.whet.softmax)(*tensors, **options)
 
 
 _Softmax = transformed("Softmax", _run, _gradient, _softmax_mapped, setup, _tangent)

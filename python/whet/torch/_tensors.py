@@ -23,6 +23,7 @@ FLOATS = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 STATS = len(Stats._fields)  # numbers per row
 BETA = 1  # where it is among those that forward saves for backward
+ENTMAX = "entmax"  # the name of a normalizer whose parameter is a tensor
 
 
 # Classes whose values aren't the elements they hold, and what to give instead.
@@ -155,8 +156,19 @@ def stats_buffer(rows: Sequence[int], with_stats: bool, like: Tensor) -> Tensor:
 def saved_buffer(rows: Sequence[int], with_saved: bool, like: Tensor, rule: str | Sequence[str] = "none",
                  normalizer: str = "softmax", **_: Any) -> Tensor:
     """The same for what backward needs of them, in the type of the arithmetic."""
-    size = _core.saved_size(rule, normalizer) if with_saved else 0
+    name = normalizer if normalizer != ENTMAX else "entmax:2"  # as many for every parameter
+    size = _core.saved_size(rule, name) if with_saved else 0
     return like.new_empty((*rows, size), dtype=torch.float64 if like.dtype == torch.float64 else torch.float32)
+
+
+def with_parameter(normalizer: str, alpha: Tensor | None) -> str:
+    """The whole name of a normalizer whose parameter is in a tensor of one element."""
+    return normalizer if alpha is None else f"{normalizer}:{alpha.item()!r}"
+
+
+def parameter_buffer(rows: Sequence[int], wanted: bool, like: Tensor) -> Tensor:
+    """A buffer for the gradient to that parameter, one per row; without elements if it isn't wanted."""
+    return like.new_empty(rows if wanted else (0,), dtype=torch.float64)
 
 
 def if_any(buffer: Tensor | None) -> Tensor | None:

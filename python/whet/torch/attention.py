@@ -18,13 +18,14 @@ from whet.torch import _attention_operators
 from whet.torch._attention_operators import Operands
 from whet.torch._tensors import (FLOATS, by_addresses, check, check_device, check_mask, skips_dispatcher, stats_buffer,
                                  transforming, wants_gradient, with_file_read)
+from whet.torch.normalizers import Entmax, NormalizerLike, alpha_of, name_and_alpha
 
 _INTEGERS = (torch.int64, torch.int32)
 
 
 class _Options(TypedDict, total=False):
     rule: RuleLike | Sequence[RuleLike]
-    normalizer: str
+    normalizer: NormalizerLike
     softcap: float | None
     sinks: Tensor | None
     window: Window
@@ -55,8 +56,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
               top_k: int = 0, column_sums: bool = False, **options: Unpack[_Options]) -> Any: ...
 def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0,
               is_causal: bool = False, scale: float | Tensor | None = None, enable_gqa: bool = False, *,
-              rule: RuleLike | Sequence[RuleLike] = None, normalizer: str = "softmax", softcap: float | None = 0.0,
-              sinks: Tensor | None = None, window: Window = None, align: str = "start",
+              rule: RuleLike | Sequence[RuleLike] = None, normalizer: NormalizerLike = "softmax",
+              softcap: float | None = 0.0, sinks: Tensor | None = None, window: Window = None, align: str = "start",
               lengths: Tensor | Sequence[int] | None = None, query_starts: Tensor | Sequence[int] | None = None,
               key_starts: Tensor | Sequence[int] | None = None, query_scale: Tensor | None = None,
               hold_beta: bool = False, return_stats: bool = False,
@@ -79,7 +80,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
             gradient.
         enable_gqa: key and value may have fewer heads than query, each a number that H is a multiple of.
         rule: a rule or its name (see whet.rules), or a list with one per query head. Default: none, beta = 1.
-        normalizer: what turns a row of logits into weights, by its name. Default: softmax.
+        normalizer: what turns a row of logits into weights, by its name, or an Entmax, whose alpha may be learned, one
+            for all heads or one per head. Default: softmax.
         softcap: c tanh(x / c) before attn_mask is added; 0 or None: none.
         sinks: (H), one logit per head that takes weight and has no value. It has a gradient.
         window: hide keys further than this from the query's position; a pair is (before, after), None or
@@ -115,7 +117,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
     """
     if type(attn_mask).__name__ == "CausalBias":  # by name, since its module brings torch's compiler along
         attn_mask, is_causal, align = _causal(attn_mask, query, key, is_causal, align, window, lengths)
-    given = query, key, value, attn_mask, sinks, lengths, scale, query_starts, key_starts, query_scale, weight_rows
+    given = query, key, value, attn_mask, sinks, lengths, scale, query_starts, key_starts, query_scale, weight_rows,\
+        alpha_of(normalizer)
     if has_torch_function_variadic(*given):
         return handle_torch_function(
             attention, given, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, rule=rule,
@@ -167,11 +170,17 @@ _NO_OUTPUTS = Outputs()
 
 
 def attend(operands: Operands, outputs: Outputs = _NO_OUTPUTS, *, return_stats: bool,
-           rule: RuleLike | Sequence[RuleLike], normalizer: str, scale: float | None, causal: bool,
+           rule: RuleLike | Sequence[RuleLike], normalizer: NormalizerLike, scale: float | None, causal: bool,
            align: str = "start", window: Window = None, softcap: float | None = 0.0,
            hold_beta: bool = False, dropout: float = 0.0) -> tuple[Tensor, Any, dict[str, Tensor]]:
     """Attention over tensors of four axes, with a mask and a bias: the output, a buffer of stats or None, and the
     optional outputs by name."""
+    name, alpha = name_and_alpha(normalizer)
+    if alpha is not None:
+        if alpha.numel() != 1 or alpha.dim() > 1:
+            return _by_head(operands, outputs, alpha, return_stats=return_stats, rule=rule, scale=scale, causal=causal,
+                            align=align, window=window, softcap=softcap, hold_beta=hold_beta, dropout=dropout)
+        operands = operands._replace(alpha=alpha)
     if torch.is_autocast_enabled("cpu"):
         operands = operands._replace(**{name: autocast(getattr(operands, name))
                                         for name in ("query", "key", "value", "bias")})
@@ -179,7 +188,7 @@ def attend(operands: Operands, outputs: Outputs = _NO_OUTPUTS, *, return_stats: 
         operands = operands._replace(query_scale=_side_dtype(operands.query_scale, operands.query.dtype))
     if dropout > 0:
         operands = operands._replace(dropout_seed=torch.randint(2**63 - 1, (1,)))
-    values = (_rules(rule, operands.query.shape[1]), normalizer, None if scale is None else _number(scale, "scale"),
+    values = (_rules(rule, operands.query.shape[1]), name, None if scale is None else _number(scale, "scale"),
               causal, _alignment(align), *window_sides(window, "window"),
               0.0 if softcap is None else _number(softcap, "softcap"), hold_beta, dropout)
     # Fewer are quicker: small calls feel it.
@@ -205,6 +214,40 @@ def attend(operands: Operands, outputs: Outputs = _NO_OUTPUTS, *, return_stats: 
         extras = _attention_operators.attention_outputs(weight_rows, operands, top_k=top_k,
                                                         column_sums=column_sums, **options)
     return out, stats, extras
+
+
+def _by_head(operands: Operands, outputs: Outputs, alpha: Tensor, *, return_stats: bool,
+             rule: RuleLike | Sequence[RuleLike], **options: Any) -> tuple[Tensor, Any, dict[str, Tensor]]:
+    """Attention with one alpha per head: a call takes one, so there is one for each."""
+    batch, heads, queries, _ = operands.query.shape
+    if alpha.shape != (heads,):
+        raise ValueError(f"alpha: its shape is {tuple(alpha.shape)}, must be () or one per query head, ({heads},)")
+    if outputs.weight_rows is not None:
+        raise ValueError("weight_rows: can't be given with one alpha per head")
+    rules = _rules(rule, heads).split(";")
+
+    def split(tensor: Tensor | None, axis: int = 1) -> Sequence[Any]:
+        """By query head; key heads and what heads share as often as it is read."""
+        if tensor is None:
+            return (None,) * heads
+        parts = tensor.split(1, axis)
+        return [parts[head * len(parts) // heads] for head in range(heads)]
+
+    lengths = operands.lengths
+    if lengths is not None and lengths.numel() != batch:
+        lengths = lengths.reshape(batch, heads, queries)
+    per_row = lengths is not None and lengths.dim() == 3
+    found = []
+    for head, (query, key, value, mask, bias, query_scale, sink, length) in enumerate(zip(
+            *(split(tensor) for tensor in (*operands[:5], operands.query_scale)), split(operands.sinks, 0),
+            split(lengths) if per_row else (lengths,) * heads)):
+        one = operands._replace(query=query, key=key, value=value, mask=mask, bias=bias, query_scale=query_scale,
+                                sinks=sink, lengths=length.reshape(-1).contiguous() if per_row else length)
+        found.append(attend(one, outputs, return_stats=return_stats, rule=rules[head % len(rules)],
+                            normalizer=Entmax(alpha[head]), **options))
+    out = torch.cat([out.transpose(1, 2) for out, *_ in found], 2).transpose(1, 2)  # lies as (B, N, H, E)
+    stats = torch.cat([stats for _, stats, _ in found], 1) if return_stats else None
+    return out, stats, {name: torch.cat([extras[name] for *_, extras in found], 1) for name in found[0][2]}
 
 
 _OPTIONS = ("rule", "normalizer", "scale", "causal", "align", "window_left", "window_right", "softcap", "hold_beta",

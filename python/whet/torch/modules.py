@@ -15,11 +15,14 @@ from whet.stats import Stats
 from whet.torch._attention_operators import Operands
 from whet.torch._tensors import FLOATS, check_mask
 from whet.torch.attention import attend
+from whet.torch.normalizers import Entmax, NormalizerLike, alpha_of
 from whet.torch.rows import softmax
 
 
 class Softmax(nn.Module):
     """torch.nn.Softmax with a rule: whet.torch.softmax as a module.
+
+    If `normalizer` is an Entmax whose alpha is a Parameter, that is the module's parameter `alpha`.
 
     >>> import torch
     >>> from whet.torch import Softmax
@@ -27,12 +30,13 @@ class Softmax(nn.Module):
     Softmax(dim=-1, rule='target-entropy:0.2')
     """
 
-    def __init__(self, dim: int = -1, rule: RuleLike = None, *, normalizer: str = "softmax",
+    def __init__(self, dim: int = -1, rule: RuleLike = None, *, normalizer: NormalizerLike = "softmax",
                  hold_beta: bool = False) -> None:
         super().__init__()
         self.dim = dim
         self.rule = rule_of(rule)
         self.normalizer = normalizer
+        self.alpha = _parameter(normalizer)
         self.hold_beta = hold_beta
 
     def forward(self, input: Tensor, where: Tensor | None = None) -> Tensor:
@@ -50,7 +54,8 @@ class MultiheadAttention(nn.MultiheadAttention):
 
     Args:
         rule: a rule or its name (see whet.rules), or a list with one per head. Default: none, as torch computes.
-        normalizer: what turns a row of logits into weights, by its name. Default: softmax.
+        normalizer: what turns a row of logits into weights, by its name, or an Entmax. If the alpha of that is a
+            Parameter, it is the module's parameter `alpha`. Default: softmax.
         hold_beta: gradients count beta as a constant.
 
     Unlike torch's, `need_weights` is False unless asked for: weights are a matrix of queries by keys for each head,
@@ -72,7 +77,7 @@ class MultiheadAttention(nn.MultiheadAttention):
     def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True,
                  add_bias_kv: bool = False, add_zero_attn: bool = False, kdim: int | None = None,
                  vdim: int | None = None, batch_first: bool = False, device: Any = None, dtype: Any = None, *,
-                 rule: RuleLike | Sequence[RuleLike] = None, normalizer: str = "softmax",
+                 rule: RuleLike | Sequence[RuleLike] = None, normalizer: NormalizerLike = "softmax",
                  hold_beta: bool = False) -> None:
         super().__init__(embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first,
                          device, dtype)
@@ -84,6 +89,7 @@ class MultiheadAttention(nn.MultiheadAttention):
         else:
             raise ValueError(f"rule: {len(rule)} given, must be one per head, {num_heads}")
         self.normalizer = normalizer
+        self.alpha = _parameter(normalizer)
         self.hold_beta = hold_beta
 
     def _reset_parameters(self) -> None:
@@ -166,13 +172,17 @@ class MultiheadAttention(nn.MultiheadAttention):
         if causal:
             seen = ~_after(q.shape[2], k.shape[2], q.device)
             mask = seen if mask is None else mask & seen
-        if isinstance(self.rule, Rule):
+        alpha = alpha_of(self.normalizer)
+        one_alpha = alpha is None or alpha.numel() == 1
+        if isinstance(self.rule, Rule) and one_alpha:
             return softmax(logits, rule=self.rule, normalizer=self.normalizer, where=mask, hold_beta=self.hold_beta)
         mask = None if mask is None else mask.expand(logits.shape)
+        rules = [self.rule] * self.num_heads if isinstance(self.rule, Rule) else self.rule
+        normalizers = [self.normalizer if one_alpha else Entmax(alpha[head]) for head in range(self.num_heads)]
         return torch.stack([
-            softmax(logits[:, head], rule=rule, normalizer=self.normalizer,
+            softmax(logits[:, head], rule=rule, normalizer=normalizer,
                     where=None if mask is None else mask[:, head], hold_beta=self.hold_beta)
-            for head, rule in enumerate(self.rule)], dim=1)
+            for head, (rule, normalizer) in enumerate(zip(rules, normalizers))], dim=1)
 
     def extra_repr(self) -> str:
         chosen = _rule_repr(self.rule, self.normalizer)
@@ -268,7 +278,13 @@ def _first(x: Tensor | None) -> Any:
     return None if x is None else x.squeeze(0)
 
 
-def _rule_repr(rule: Rule | list[Rule], normalizer: str) -> str:
+def _parameter(normalizer: NormalizerLike) -> nn.Parameter | None:
+    """The alpha that a module learns."""
+    alpha = alpha_of(normalizer)
+    return alpha if isinstance(alpha, nn.Parameter) else None
+
+
+def _rule_repr(rule: Rule | list[Rule], normalizer: NormalizerLike) -> str:
     names = [one.name for one in rule] if isinstance(rule, list) else rule.name
     return f"rule={names!r}" + ("" if normalizer == "softmax" else f", normalizer={normalizer!r}")
 

@@ -14,6 +14,7 @@ from whet.stats import Stats
 from whet.torch import _beta_operator, _rows_operators
 from whet.torch._tensors import (check, check_device, check_mask, skips_dispatcher, stats_buffer, wants_gradient,
                                  with_file_read)
+from whet.torch.normalizers import NormalizerLike, alpha_of, check_single, name_and_alpha
 
 
 class _Options(TypedDict, total=False):
@@ -24,16 +25,16 @@ class _Options(TypedDict, total=False):
 
 
 @overload
-def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, normalizer: str = "softmax",
+def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, normalizer: NormalizerLike = "softmax",
             return_stats: Literal[False] = False, **options: Unpack[_Options]) -> Tensor: ...
 @overload
-def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, normalizer: str = "softmax",
+def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, normalizer: NormalizerLike = "softmax",
             return_stats: Literal[True], **options: Unpack[_Options]) -> tuple[Tensor, Stats]: ...
 @overload
-def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, normalizer: str = "softmax",
+def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, normalizer: NormalizerLike = "softmax",
             return_stats: bool, **options: Unpack[_Options]) -> Tensor | tuple[Tensor, Stats]: ...
 def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, rule: RuleLike = None,
-            normalizer: str = "softmax", where: Tensor | None = None, hold_beta: bool = False,
+            normalizer: NormalizerLike = "softmax", where: Tensor | None = None, hold_beta: bool = False,
             out: Tensor | None = None, return_stats: bool = False) -> Any:
     """softmax(beta input) along a dimension, with the beta of each row chosen by a rule.
 
@@ -43,7 +44,8 @@ def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, r
         dim: the dimension a row runs along.
         dtype: convert `input` to it first, as torch.softmax does.
         rule: a rule or its name (see whet.rules). Default: none, beta = 1.
-        normalizer: what turns a row of logits into weights, by its name. Default: softmax.
+        normalizer: what turns a row of logits into weights, by its name, or an Entmax, whose alpha may be learned.
+            Default: softmax.
         where: boolean, broadcast to `input`; False hides a key.
         hold_beta: the gradient counts beta as a constant. By default it goes through the rule, as in the published
             code.
@@ -63,31 +65,34 @@ def softmax(input: Tensor, dim: int = -1, dtype: torch.dtype | None = None, *, r
     >>> softmax(torch.tensor([[0.0, 1.0, 2.0]]), rule="fixed:2")
     tensor([[0.0159, 0.1173, 0.8668]])
     """
-    if has_torch_function_variadic(input, where):
-        return handle_torch_function(softmax, (input, where), input, dim, dtype, rule=rule, normalizer=normalizer,
-                                     where=where, hold_beta=hold_beta, out=out, return_stats=return_stats)
+    given = input, where, alpha_of(normalizer)
+    if has_torch_function_variadic(*given):
+        return handle_torch_function(softmax, given, input, dim, dtype, rule=rule, normalizer=normalizer, where=where,
+                                     hold_beta=hold_beta, out=out, return_stats=return_stats)
     if dtype is not None and isinstance(input, Tensor):
         input = input.to(dtype)
     check(input, "input")
     if out is not None:
-        _check_out(out, input)
+        _check_out(out, input, alpha_of(normalizer))
     hold_beta, return_stats = flag(hold_beta, "hold_beta"), flag(return_stats, "return_stats")
     if input.dim() == 0:
         _position(dim, 1)
         return _of_a_number(softmax, input, return_stats, rule=rule, normalizer=normalizer, where=where, out=out)
     dim = _position(dim, input.dim())
     where = _with_axes(where, input)
-    options: dict[str, Any] = {"dim": dim, "rule": with_file_read(rule_name(rule) or "none"), "normalizer": normalizer}
+    name, alpha = name_and_alpha(normalizer)
+    check_single(alpha)
+    options: dict[str, Any] = {"dim": dim, "rule": with_file_read(rule_name(rule) or "none"), "normalizer": name}
     stats: Any = None
-    if skips_dispatcher((input, where, out)):
+    if skips_dispatcher((input, where, out, alpha)):
         if return_stats:
             stats = stats_buffer(_rows_operators.rows_of(input, dim), True, input)
         weights = torch.empty_like(input, memory_format=torch.contiguous_format) if out is None else out
-        _rows_operators.forward(input, where, weights, stats, **options)
+        _rows_operators.forward(input, where, weights, stats, alpha=alpha, **options)
     else:
         check_device(input=input, where=where)
-        weights, stats, _ = _rows_operators.softmax(input, where, hold_beta=hold_beta, with_stats=return_stats,
-                                                    with_saved=wants_gradient((input,)), **options)
+        weights, stats, _ = _rows_operators.softmax(input, where, alpha, hold_beta=hold_beta, with_stats=return_stats,
+                                                    with_saved=wants_gradient((input, alpha)), **options)
         weights = weights if out is None else out.copy_(weights)
     return (weights, Stats(*stats.unbind(-1))) if return_stats else weights
 
@@ -148,13 +153,13 @@ def _of_a_number(function: Any, input: Tensor, return_stats: bool, out: Tensor |
     return (result[0].squeeze(0), result[1]) if return_stats else result.squeeze(0)
 
 
-def _check_out(out: Tensor, input: Tensor) -> None:
+def _check_out(out: Tensor, input: Tensor, alpha: Tensor | None = None) -> None:
     check(out, "out")
     check_device(out=out)
     if (out.shape, out.dtype) != (input.shape, input.dtype):
         raise ValueError(f"out: is {tuple(out.shape)} of {out.dtype}, must be as the result, {tuple(input.shape)} of "
                          f"{input.dtype}")
-    if wants_gradient((input, out)):
+    if wants_gradient((input, out, alpha)):
         raise ValueError("out: can't be given where a gradient is recorded, as in torch; use torch.no_grad()")
 
 

@@ -51,7 +51,7 @@ def test_what_autograd_keeps(rule, return_stats):
     outs = [function(*given, rule=rule, return_stats=return_stats) for function, given in
             ((softmax, (x,)), (attention, (q, k, v)))]
     weights, out = (o[0] if return_stats else o for o in outs)
-    input, _, saved = weights.grad_fn.saved_tensors
+    input, _, saved, _ = weights.grad_fn.saved_tensors
     assert torch.equal(input, x) and (saved.shape, saved.dtype) == ((3, SIZES[rule]), torch.float32)
     saved, *operands = out.grad_fn.saved_tensors
     assert (saved.shape, saved.dtype) == ((2, 4, 20, SIZES[rule]), torch.float32)

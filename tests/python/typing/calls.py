@@ -24,6 +24,8 @@ def rows(x: np.ndarray, chosen: bool) -> None:
     assert_type(whet.sharpen(x, return_stats=True), tuple[np.ndarray, whet.Stats])
     assert_type(whet.softmax(x, return_stats=chosen, return_saved=True), Any)
     assert_type(whet.softmax_backward(x, x, saved=x), np.ndarray)
+    assert_type(whet.softmax_backward(x, x, normalizer="entmax:1.3", return_dparameter=True),
+                tuple[np.ndarray, np.ndarray])
     assert_type(whet.log_softmax(x, rule="paper", out=x), np.ndarray)
     assert_type(whet.log_softmax(x, return_stats=True), tuple[np.ndarray, whet.Stats])
     assert_type(whet.log_softmax(x, return_stats=chosen), np.ndarray | tuple[np.ndarray, whet.Stats])
@@ -57,6 +59,7 @@ def heads(q: np.ndarray) -> None:
     assert_type(linear.dkey, np.ndarray)
     gradients: whet.AttentionGradients = whet.attention_backward(q, q, q, q, rule="paper")
     extras = whet.Extras(tile_counts=whet.TileCounts(2, 1))
+    assert_type(whet.attention_backward(q, q, q, q, return_dparameter=True).dparameter, np.ndarray | None)
     assert_type((extras.tile_counts, gradients.dbias), tuple[whet.TileCounts | None, np.ndarray | None])
     whet.attention(q, q, q, is_causl=True)  # type: ignore[call-overload]
     whet.attention_backward(q, q, q, q, is_causl=True)  # type: ignore[call-arg]
@@ -82,6 +85,9 @@ def of_torch(x: torch.Tensor, chosen: bool) -> None:
     assert_type(whet.torch.Extras().top_keys, Any)
     layers = whet.torch.Softmax(rule="paper"), whet.torch.MultiheadAttention(8, 2, rule=["paper", None])
     assert_type(layers, tuple[whet.torch.Softmax, whet.torch.MultiheadAttention])
+    assert_type(whet.torch.softmax(x, normalizer=whet.torch.Entmax(1.3)), torch.Tensor)
+    assert_type(whet.torch.attention(x, x, x, normalizer=whet.torch.Entmax(x), return_stats=True),
+                tuple[torch.Tensor, whet.Stats])
     assert_type(whet.torch.LengthScale(2, "ssmax", init=0.4, dtype=torch.float64).heads, int)
     assert_type(whet.torch.LengthScale(2, init=(1, 0, 2.0)).forward(x), torch.Tensor)
     assert_type(whet.torch.linear_attention(x, x, x, True, lengths=[3]), torch.Tensor)
