@@ -108,8 +108,14 @@ whet_status whet_attention(const whet_view* q, const whet_view* k, const whet_vi
     const Call call(q, k, v, options, execution);
     const whet_attention_outputs o = known_part(outputs, "outputs");
     const WrittenStats stats(o.stats, o.stats_size, call.rows());
-    whet::attention(call.q, call.k, call.v, view_of(out, "out"), call.options, outputs_of(o, stats, call),
-                    call.execution);
+    const whet::View to = view_of(out, "out");
+    const whet::AttentionOutputs written = outputs_of(o, stats, call);
+    if (!stats.unseen().empty()) {
+      whet::core::check_apart(
+          whet::core::attention_job(call.q, call.k, call.v, to, call.options, written, call.execution),
+          {stats.unseen(), "stats"});
+    }
+    whet::attention(call.q, call.k, call.v, to, call.options, written, call.execution);
     stats.finish();
   });
 }

@@ -217,6 +217,39 @@ TEST(CApiStats, ElementsOfAnOlderHeaderGetTheFieldsTheyHave) {
   EXPECT_EQ(older[2].count, 7);
 }
 
+// As for elements of this version.
+TEST(CApiStats, ElementsOfAnOlderHeaderMayNotOverlap) {
+  Data data;
+  std::array<double, 40> memory{};  // two rows of ten
+  const auto stats = reinterpret_cast<whet_row_stats*>(memory.data());
+  whet_softmax_options options{};
+  options.struct_size = sizeof options;
+  options.lengths = reinterpret_cast<std::int64_t*>(memory.data() + 19);
+  whet_softmax_outputs outputs{};
+  outputs.struct_size = sizeof outputs;
+  outputs.stats = stats;
+  outputs.stats_size = 10 * sizeof(double);
+  EXPECT_EQ(whet_softmax(&data.in, &data.out, &options, &outputs, nullptr), WHET_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(whet_last_error()), "stats: overlaps lengths");
+  options.lengths = reinterpret_cast<std::int64_t*>(memory.data() + 20);
+  EXPECT_EQ(whet_softmax(&data.in, &data.out, &options, &outputs, nullptr), WHET_OK) << whet_last_error();
+
+  whet_attention_options heads{};
+  heads.struct_size = sizeof heads;
+  heads.lengths = reinterpret_cast<std::int64_t*>(memory.data() + 19);
+  heads.lengths_count = 1;
+  whet_attention_outputs of_heads{};
+  of_heads.struct_size = sizeof of_heads;
+  of_heads.stats = stats;
+  of_heads.stats_size = 10 * sizeof(double);
+  EXPECT_EQ(whet_attention(&data.q, &data.q, &data.q, &data.o, &heads, &of_heads, nullptr),
+            WHET_INVALID_ARGUMENT);
+  EXPECT_EQ(std::string(whet_last_error()), "stats: overlaps lengths");
+  heads.lengths = reinterpret_cast<std::int64_t*>(memory.data() + 20);
+  EXPECT_EQ(whet_attention(&data.q, &data.q, &data.q, &data.o, &heads, &of_heads, nullptr), WHET_OK)
+      << whet_last_error();
+}
+
 TEST(CApiSaved, GradientsAreThoseOfFindingThemAgain) {
   Data data;
   whet_softmax_options options{};

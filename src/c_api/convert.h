@@ -105,6 +105,8 @@ class WrittenStats {
  public:
   WrittenStats(whet_row_stats* data, std::size_t element_size, std::size_t rows);
   std::span<RowStats> span() const { return span_; }
+  // The caller's elements if they aren't span() itself: the call can't see whether they overlap its arrays.
+  std::span<const std::byte> unseen() const { return {short_elements_, copy_.size() * element_size_}; }
   void finish() const;
 
  private:

@@ -1,4 +1,5 @@
 #include "core/rows.h"
+#include "core/saved_rows.h"
 
 #include "c_api/convert.h"
 
@@ -31,6 +32,21 @@ SoftmaxOptions options_of(const ConstView& in, const whet_softmax_options* given
           .lengths = span_if_given(o.lengths, rows_of(in, axis))};
 }
 
+// Error if statistics that the call doesn't see overlap its arrays.
+void check_unseen(const WrittenStats& stats, const ConstView& in, const View& out, const View& saved,
+                  const SoftmaxOptions& problem) {
+  if (stats.unseen().empty()) return;
+  const core::Rows rows(in, problem.axis);
+  const core::Extent written{stats.unseen(), "stats"};
+  core::check_apart(written, {rows.array(in, "in"), "in"});
+  core::check_apart(written, {rows.output(out, "out"), "out"});
+  core::check_apart(written, {rows.mask(problem.mask), "mask"});
+  core::check_apart(written, {problem.lengths, "lengths"});
+  const DType arithmetic = in.dtype == DType::f64 ? DType::f64 : DType::f32;
+  core::check_apart(written,
+                    {core::saved_rows(saved, arithmetic, rows.count(), saved_size(problem)), "saved"});
+}
+
 using Forward = void(ConstView, View, const SoftmaxOptions&, const SoftmaxOutputs&, const Execution&);
 
 whet_status forward(Forward function, const whet_view* in, const whet_view* out,
@@ -41,8 +57,9 @@ whet_status forward(Forward function, const whet_view* in, const whet_view* out,
     const SoftmaxOptions problem = options_of(from, options);
     const whet_softmax_outputs o = known_part(outputs, "outputs");
     const WrittenStats stats(o.stats, o.stats_size, rows_of(from, problem.axis));
-    function(from, view_of(out, "out"), problem,
-             {.stats = stats.span(), .saved = view_if_given(o.saved, "saved")}, execution_of(execution));
+    const View to = view_of(out, "out"), saved = view_if_given(o.saved, "saved");
+    check_unseen(stats, from, to, saved, problem);
+    function(from, to, problem, {.stats = stats.span(), .saved = saved}, execution_of(execution));
     stats.finish();
   });
 }

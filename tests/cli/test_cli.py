@@ -226,7 +226,8 @@ def test_stats_fields(here):
         p, q = plain(row), plain(2 * row)
         entropy = entropy_of(p)
         expected = [50, row.max(), np.log(np.exp(row - row.max()).sum()) + row.max(), entropy,
-                    (p * (np.log(p) + entropy) ** 2).sum(), row.max() - row.min(), p.max(), 2, entropy_of(q), q.max()]
+                    (p * (np.log(p) + entropy) ** 2).sum(), row.max() - row.min(), p.max(), 2, entropy_of(q), q.max(),
+                    50, -np.inf]
         np.testing.assert_allclose(stats[index], expected, rtol=1e-5)
 
 
@@ -235,7 +236,7 @@ def test_axis(here, axis):
     x = logits(4, 5, 6)
     weights, stats = compute(x, "--axis", axis, "--rule", "paper")
     np.testing.assert_allclose(weights, softmax(x, "paper", axis), rtol=1e-5)
-    assert stats.shape == (*np.delete(x.shape, axis), 10)
+    assert stats.shape == (*np.delete(x.shape, axis), 12)
 
 
 def test_axis_out_of_range(here):
@@ -248,14 +249,14 @@ def test_one_axis(here):
     x = logits(9)
     weights, stats = compute(x)
     np.testing.assert_allclose(weights, softmax(x), rtol=2e-6)
-    assert stats.shape == (10,)
+    assert stats.shape == (12,)
 
 
 def test_eight_axes(here):
     x = logits(2, 1, 3, 1, 2, 1, 2, 4)
     weights, stats = compute(x, "--axis", 2)
     np.testing.assert_allclose(weights, softmax(x, axis=2), rtol=2e-6)
-    assert stats.shape == (2, 1, 1, 2, 1, 2, 4, 10)
+    assert stats.shape == (2, 1, 1, 2, 1, 2, 4, 12)
 
 
 def test_threads_do_not_change_bits(here):
@@ -372,14 +373,14 @@ def test_edges(here, rule, dtype):
                   [0, 1, -inf, 2]], dtype)  # 5: an ordinary one between them
     weights, stats = compute(x, "--rule", rule)
     assert (weights[0] == 0).all()
-    np.testing.assert_array_equal(stats[0], [0, -inf, -inf, 0, 0, 0, 0, 1, 0, 0])
+    np.testing.assert_array_equal(stats[0], [0, -inf, -inf, 0, 0, 0, 0, 1, 0, 0, 0, -inf])
     np.testing.assert_array_equal(weights[1], [0, 1, 0, 0])
-    np.testing.assert_array_equal(stats[1], [1, 5, 5, 0, 0, 0, 1, 1, 0, 1])
+    np.testing.assert_array_equal(stats[1], [1, 5, 5, 0, 0, 0, 1, 1, 0, 1, 1, -inf])
     assert (weights[2] == 0.25).all()
     np.testing.assert_allclose(field(stats, "entropy")[2], np.log(4), rtol=1e-6)
     for row in (3, 4):
         assert np.isnan(weights[row]).all() and np.isnan(stats[row, 1:]).all()
-    assert weights[5, 2] == 0 and np.isfinite(weights[5]).all() and np.isfinite(stats[5]).all()
+    assert weights[5, 2] == 0 and np.isfinite(weights[5]).all() and np.isfinite(stats[5, :-1]).all()
     assert abs(weights[5].astype(float).sum() - 1) < (2e-3 if dtype == np.float16 else 1e-6)
 
 

@@ -67,9 +67,9 @@ def test_zero_sizes(here, shape, axis):
     weights, stats = compute(np.zeros(shape, np.float32), "--axis", axis, "--rule", "target-entropy:0.2")
     assert weights.shape == shape and weights.dtype == np.float32
     rows = tuple(np.delete(shape, axis))
-    assert stats.shape == (*rows, 10)
-    for row in stats.reshape(-1, 10):
-        np.testing.assert_array_equal(row, [0, -np.inf, -np.inf, 0, 0, 0, 0, 1, 0, 0])
+    assert stats.shape == (*rows, 12)
+    for row in stats.reshape(-1, 12):
+        np.testing.assert_array_equal(row, [0, -np.inf, -np.inf, 0, 0, 0, 0, 1, 0, 0, 0, -np.inf])
 
 
 def test_types_that_are_no_rows(here):

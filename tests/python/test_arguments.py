@@ -247,7 +247,7 @@ def addressed(a):
 
 
 def test_by_address(x, qkv):
-    out, stats, saved = np.empty_like(x[::-1]), np.empty((4, 10)), np.empty((4, 6), np.float32)
+    out, stats, saved = np.empty_like(x[::-1]), np.empty((4, 12)), np.empty((4, 6), np.float32)
     lengths = np.array([6, 3, 1, 0])
     _core.softmax(addressed(x[::-1]), addressed(out), rule="paper", mask=addressed(np.ones((1, 6), bool)),
                   lengths=addressed(lengths), stats=addressed(stats), saved=addressed(saved))
@@ -275,9 +275,9 @@ def test_bad_addresses(x, kind, wrong):
 def test_records_of_the_wrong_kind(x):
     out = np.empty_like(x)
     refused(ValueError, "stats", _core.softmax, x, out, stats=np.empty((4, 9)))
-    refused(ValueError, "stats", _core.softmax, x, out, stats=np.empty((3, 10)))
+    refused(ValueError, "stats", _core.softmax, x, out, stats=np.empty((3, 12)))
     refused(ValueError, "stats", _core.softmax, x, out, stats=np.empty((10, 4)).T)
-    refused(TypeError, "stats", _core.softmax, x, out, stats=np.empty((4, 10), np.float32))
+    refused(TypeError, "stats", _core.softmax, x, out, stats=np.empty((4, 12), np.float32))
     refused(TypeError, "lengths", _core.softmax, x, out, lengths=np.ones(4, np.int32))
     refused(TypeError, "colour", _core.softmax, x, out, colour="red")
 

@@ -74,7 +74,7 @@ import whet
 from whet import _core
 
 x = np.random.default_rng(0).normal(size=(2, 16)).astype(np.float32)
-out, stats, where, lengths = np.empty_like(x), np.empty((2, 10)), np.ones((1, 16), bool), np.array([16, 3])
+out, stats, where, lengths = np.empty_like(x), np.empty((2, 12)), np.ones((1, 16), bool), np.array([16, 3])
 saved = np.empty((2, 6), np.float32)
 by_address = (x.ctypes.data, 0, x.shape, None)
 q = x[None, None]
