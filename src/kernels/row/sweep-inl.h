@@ -97,6 +97,7 @@ HWY_INLINE void Map(D d, T* out, std::int64_t n, F&& f, const T* in, const More*
   }
   if (i == n) return;
   HWY_ALIGN T buffer[HWY_MAX_BYTES / sizeof(T)];
+  buffer[0] = 0;  // or gcc warns of vectors of one lane, which have no partial ones
   const auto partial = [&](const T* from, T fill) HWY_ATTR {
     std::fill_n(std::copy_n(from + i, n - i, buffer), lanes - (n - i), fill);
     return hn::Load(d, buffer);

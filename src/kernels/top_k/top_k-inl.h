@@ -140,7 +140,7 @@ HWY_INLINE T ReachedByGroups(const Runs<T>& runs, std::int64_t k, T top) {
 // The k-th largest visible logit of the runs; lowest() if there are fewer. Leaves the keys from there on, and
 // perhaps some below, in row.scratch if there is one: `kept` of them.
 template <typename T>
-HWY_NOINLINE T KthLargest(const Runs<T>& runs, std::int64_t k, T top, const T* next, std::int64_t& kept) {
+HWY_NOINLINE T KthLargest(const Runs<T>& runs, std::int64_t k, T top, std::int64_t& kept) {
   constexpr T kLowest = std::numeric_limits<T>::lowest();
   T* const scratch = runs.row.scratch;
   if (scratch != nullptr) {
@@ -212,11 +212,11 @@ struct TopK {
   }
 
   template <typename T>
-  static HWY_INLINE void Weigh(const Runs<T>& runs, const Needs& needs, T* out, const T* next,
+  static HWY_INLINE void Weigh(const Runs<T>& runs, const Needs& needs, T* out, const T* /*next*/,
                                RowResult<T>& result) {
     const auto k = static_cast<std::int64_t>(runs.row.parameter);
     std::int64_t kept = 0;
-    const T least = KthLargest(runs, k, result.top, next, kept);
+    const T least = KthLargest(runs, k, result.top, kept);
     result.threshold = static_cast<double>(least);
     const TopKElements<T> elements{Exponential<T>(result.beta), result.top, least, T(1)};
     const RowInput<T> those{.x = runs.row.scratch, .n = kept};
@@ -238,7 +238,7 @@ struct TopK {
     const Runs<T> every{runs.row, true};
     std::int64_t kept = 0;
     if (least == std::numeric_limits<T>::lowest() && !runs.all)
-      least = KthLargest(every, k, result.top, static_cast<const T*>(nullptr), kept);
+      least = KthLargest(every, k, result.top, kept);
     if (least > std::numeric_limits<T>::lowest()) result.least = static_cast<double>(least);
     result.support = CountKeys(
         every, [&](auto d, auto x) HWY_ATTR { return hn::CountTrue(d, hn::Ge(x, hn::Set(d, least))); });
