@@ -135,6 +135,42 @@ inline Support support_of(const std::string& name, const Logits& s) {
 // Whether backward is the derivative of forward, and the largest slope of a weight may be any number.
 inline bool has_gradient(const std::string& name) { return name != "hard" && name != "straight-through"; }
 
+// dL/ds from dL/dw = g, as the formulas of docs/normalizers.md have it; w are the weights at s.
+inline Logits gradient_of(const std::string& name, const Logits& s, const Logits& w, const Logits& g) {
+  const std::size_t n = s.size(), colon = name.find(':');
+  const std::string kind = name.substr(0, colon);
+  const Long parameter = colon == name.npos ? 0 : std::strtold(name.c_str() + colon + 1, nullptr);
+  Logits ds(n, 0);
+  if (kind == "hard" || visible_count(s) == 0) return ds;
+  if (kind == "straight-through") return gradient_of("softmax", s, weights_of("softmax", s), g);
+  Logits share = w;  // softmax and top-k: ds = w (g - sum w g); entmax: with the shares of w^(2 - alpha)
+  const bool divides = kind == "sparsemax" || kind.starts_with("entmax");
+  if (divides) {
+    const Long alpha = kind == "sparsemax" ? 2 : kind == "entmax15" ? 1.5L : parameter;
+    for (Long& v : share) v = v > 0 ? std::pow(v, 2 - alpha) : 0;
+  }
+  Long mean = 0, z = 0;
+  const Logits normal = divides ? divided(share) : share;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (!is_visible(s[i])) continue;
+    mean += normal[i] * g[i];
+    z += std::abs(std::expm1(s[i]));
+  }
+  for (std::size_t i = 0; i < n; ++i) {
+    if (!is_visible(s[i])) continue;
+    if (kind == "sigmoid") {
+      ds[i] = w[i] * (1 - w[i]) * g[i];
+    } else if (kind == "relu") {
+      ds[i] = s[i] > 0 ? g[i] / visible_count(s) : 0;
+    } else if (kind == "softpick") {
+      ds[i] = std::exp(s[i]) / z * (s[i] > 0 ? g[i] - mean : mean);
+    } else {
+      ds[i] = share[i] * (g[i] - mean);
+    }
+  }
+  return ds;
+}
+
 }  // namespace whet::oracle
 
 #endif  // WHET_TESTS_NORMALIZER_ORACLE_H_

@@ -63,7 +63,9 @@ struct RowIndex {
 // for comparison between versions.
 struct TileCounts {
   std::int64_t tiles = 0;    // with at least one key that causal, window and lengths leave visible
-  std::int64_t skipped = 0;  // of those, tiles whose weights are certain not to matter
+  // Of those, tiles whose weights are certain not to matter. Backward: whose products were left out, or taken
+  // over the few keys alone that count.
+  std::int64_t skipped = 0;
 };
 
 // The problem: what is computed. The same for attention, attention_backward and the functions of shard.h.
@@ -151,12 +153,15 @@ struct AttentionGradients {
 struct AttentionBackwardOptions {
   BetaGradient beta_gradient = BetaGradient::through_rule;
   ConstView saved{};  // what attention wrote; empty: found again
+  TileCounts* tile_counts = nullptr;
 };
 
-// The gradients from dout = dL/dout (as out) and what attention was given: q, k, v and options. No tile is
-// skipped (but what attention saved lacks what it skipped). At a kink of the rule the derivative of the
-// constant side is taken; an unreachable target counts as constant. Gradients have the same bits for every
-// number of threads. Nothing written may overlap anything else.
+// The gradients from dout = dL/dout (as out) and what attention was given: q, k, v and options. Keys whose
+// weight and gradient are exactly 0 (those outside the support of sparsemax, entmax, top-k, hard and relu,
+// at a beta that doesn't follow the logits) are left out of the products, unless skip_epsilon is 0; no other
+// is (but what attention saved lacks what it skipped). At a kink of the rule the derivative of the constant
+// side is taken; an unreachable target counts as constant. Gradients have the same bits for every number of
+// threads. Nothing written may overlap anything else.
 // Error, naming the argument, for any that doesn't fit; nothing is written then.
 WHET_API void attention_backward(ConstView q, ConstView k, ConstView v, ConstView dout,
                                  const AttentionGradients& gradients, const AttentionOptions& options = {},

@@ -293,6 +293,7 @@ AttentionJob backward_job(const ConstView& q, const ConstView& k, const ConstVie
   add_values(job, v, data);
   job.through_rule = backward.beta_gradient == BetaGradient::through_rule;
   add_saved(job, backward.saved, data);
+  job.outputs.tile_counts = backward.tile_counts;
 
   const AttentionShape& s = job.shape;
   job.dq = grid_if_given(gradients.dq, written(like_q(s, "dq")), data);

@@ -31,7 +31,11 @@ namespace whet::core {
 inline constexpr std::int64_t kTileKeys = 256;  // keys whose weights are skipped together
 inline constexpr std::int64_t kBlockStep = 6;   // rows of a strip: blocks are whole strips
 inline constexpr std::int64_t kMaxBlockRows = 48;
-inline constexpr std::int64_t kFewRows = 16;      // up to here nothing is packed
+inline constexpr std::int64_t kFewRows = 16;  // up to here nothing is packed
+// Products go key by key where at most one key in so many counts: forward, where one product is saved, and
+// backward, where four are.
+inline constexpr std::int64_t kForwardListShare = 8;
+inline constexpr std::int64_t kBackwardListShare = 6;
 inline constexpr std::int64_t kChunkKeys = 1024;  // keys of a task when rows are few
 
 // What the plan depends on. Elements are those of the arithmetic.

@@ -4,6 +4,7 @@
 //
 //     for each block of rows
 //       x   = q K^T           as forward: logits are computed again, not kept
+//       keys that count       of each row: those that can have weight or gradient (Least in row/row-inl.h)
 //       g   = dout V^T        of  out = w V                 with respect to w
 //       dx                    of  w = normalizer(beta x)    with respect to x: row by row (BackwardRow in
 //                             row/row-inl.h); then x becomes w, and g becomes dx
@@ -19,6 +20,13 @@
 // E) bytes read and as many written per key and block of f32, so a block must have enough rows to pay for
 // that (core/attention_plan.h). What bounds it are the multiply-adds of matmul-inl.h.
 //
+// Where weight and gradient of most keys are exactly 0, as those of sparse normalizers are unless beta
+// follows the logits, only the first product is computed whole. A row of which fewer than one key in
+// kBackwardListShare counts takes the others key by key (sparse-inl.h), all rows of a block within a piece of
+// keys before the next, since what bounds it then is how often K, V, dk and dv come from L2 or L3. Of the
+// other rows' products, tiles in which no row of a strip has a key that counts are skipped. Which way a row
+// goes depends on that row alone, and skipping tiles changes no bit.
+//
 // 0 times NaN must not happen where a key is hidden: units with anything that isn't finite in q, k, v or
 // dout take their sums key by key (VisibleProducts).
 #if defined(WHET_KERNELS_ATTENTION_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -33,12 +41,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 
 #include "kernels/attention/backward_run.h"
 #include "kernels/attention/block-inl.h"
 #include "kernels/attention/dropout-inl.h"
 #include "kernels/attention/logits-inl.h"
 #include "kernels/attention/result-inl.h"
+#include "kernels/attention/sparse-inl.h"
 #include "kernels/dense/matmul-inl.h"
 #include "kernels/elements/elements-inl.h"
 #include "kernels/row/normalizers-inl.h"
@@ -50,6 +60,13 @@ namespace hn = hwy::HWY_NAMESPACE;
 using kernels::BackwardRun;
 using kernels::BackwardScratch;
 
+// How a row of a block takes part in its products.
+enum class RowKind : std::uint8_t {
+  kEmpty,   // no visible key, no gradient
+  kListed,  // key by key, done before the others
+  kDense
+};
+
 template <typename T>
 struct BackwardBlock {
   const BackwardRun& run;
@@ -57,25 +74,46 @@ struct BackwardBlock {
   const BackwardScratch<T>& scratch;
   std::int64_t first_row;
   std::int64_t rows;
+  bool nonfinite;  // something of the unit isn't finite
   KeyRange ranges[core::kMaxBlockRows]{};
   KeyRange reach{};  // of all rows
+  SavedRow saved[core::kMaxBlockRows]{};
+  RowKind kinds[core::kMaxBlockRows]{};        // kEmpty beyond the last row
+  std::int64_t counts[core::kMaxBlockRows]{};  // of listed keys
 
   T* x(std::int64_t row) const { return scratch.x + row * run.stride; }
   T* g(std::int64_t row) const { return scratch.g + row * run.stride; }
+  T* cap_slopes(std::int64_t row) const {
+    return run.job.options.softcap > 0 ? scratch.cap_slopes + row * run.stride : nullptr;
+  }
+  std::int32_t* list(std::int64_t row) const { return scratch.list + row * run.list_size(); }
+  std::int64_t index(std::int64_t row) const {  // in the order of attention.h
+    const std::int64_t unit_row = first_row + row;
+    return run.job.row(unit.sequence.batch, unit.head(unit_row), unit.query(unit_row));
+  }
   std::int64_t strips() const { return (rows + kStripRows - 1) / kStripRows; }
   int strip_rows(std::int64_t strip) const {
     return static_cast<int>(std::min<std::int64_t>(kStripRows, rows - strip * kStripRows));
   }
+  std::uint8_t* live(std::int64_t strip) const { return scratch.live + strip * run.tiles; }
+  bool is_live(std::int64_t tile) const {
+    for (std::int64_t s = 0; s < strips(); ++s) {
+      if (live(s)[tile] != 0) return true;
+    }
+    return false;
+  }
 };
 
-// to = a B for all rows of the block, where B is packed and transposed.
+// to = a B for all rows of the block, where B is packed and transposed; of live tiles alone if `live_only`.
 template <typename T>
 HWY_INLINE void BlockProduct(const BackwardBlock<T>& block, const T* a, std::int64_t a_stride,
-                             const T* packed, std::int64_t size, T* to) {
+                             const T* packed, std::int64_t size, bool live_only, T* to) {
   const std::int64_t columns = PanelColumns<T>();
+  static_assert(kTileKeys % kMaxPanelColumns == 0);  // a panel lies in one tile
   const KeyRange& reach = block.reach;
   for (std::int64_t first = reach.begin / columns * columns; first < reach.end; first += columns) {
     for (std::int64_t s = 0; s < block.strips(); ++s) {
+      if (live_only && block.live(s)[first / kTileKeys] == 0) continue;
       const std::int64_t row = s * kStripRows;
       Multiply<Into::kReplace>(block.strip_rows(s), Strip<T>{a + row * a_stride, a_stride, 1},
                                Panel<T>{packed + first * size, columns}, size,
@@ -93,77 +131,261 @@ HWY_INLINE SavedRow SavedOf(const BackwardRun& run, std::int64_t row, const RowI
                          : functions.save(input, rule);
 }
 
-// dbias of a row: its dx, added in the place the bias has.
+// dbias of a row: the dx of n keys, added in the place the bias has. They are those of `list`, or, if that is
+// null, follow on `first`.
 template <typename T>
-HWY_INLINE void AddBias(const BackwardRun& run, const Unit& unit, std::int64_t unit_row,
-                        const KeyRange& range, const T* dx) {
+HWY_INLINE void AddBias(const BackwardRun& run, const Unit& unit, std::int64_t unit_row, const T* dx,
+                        const std::int32_t* list, std::int64_t first, std::int64_t n) {
   const std::int64_t batch = unit.sequence.batch, head = unit.head(unit_row), query = unit.query(unit_row);
   const core::Grid& dbias = run.bias_sums;
-  const std::int64_t first = unit.sequence.first_key + range.begin;
-  T* to = reinterpret_cast<T*>(dbias.at(batch, head, query, first));
-  for (std::int64_t i = 0; i < range.size(); ++i) to[i * dbias.strides[3]] += dx[range.begin + i];
+  T* to = reinterpret_cast<T*>(dbias.at(batch, head, query, unit.sequence.first_key));
+  for (std::int64_t i = 0; i < n; ++i)
+    to[(list == nullptr ? first + i : list[i]) * dbias.strides[3]] += dx[i];
 }
 
 // Where not everything is finite, a weight of this says that the key is hidden from the row.
 template <typename T>
 inline constexpr T kHidden = T(-1);
 
-// Logits and G of a row become its weights and dx; 0 where the row doesn't look.
+// The logits of a row for the row engine.
 template <typename T>
-HWY_NOINLINE void BlockRowGradient(const BackwardBlock<T>& block, std::int64_t row, bool nonfinite) {
+HWY_INLINE RowInput<T> BackwardInput(const BackwardBlock<T>& block, std::int64_t row) {
+  const KeyRange range = block.ranges[row];
+  return InputOf(block.run.job, block.unit.head(block.first_row + row), block.x(row), range,
+                 block.scratch.weights + range.begin);
+}
+
+// The row engine's gradient of n keys, one after the other: x and g become weights and dx.
+template <typename T>
+HWY_INLINE void GradientOf(const BackwardBlock<T>& block, std::int64_t row, const T* x, std::int64_t n, T* g,
+                           T* weights) {
+  const core::AttentionJob& job = block.run.job;
+  core::RowArray line;
+  line.dtype = kArithmetic<T>;
+  line.key_stride = 1;
+  auto* gradient = reinterpret_cast<std::byte*>(g);
+  const RowFunctions<T>& functions = FunctionsOf<T>(job.options.normalizer);
+  const RowGradient<T> keys{
+      x, n, job.options.normalizer.parameter(), block.saved[row], gradient, gradient, line, line, weights};
+  if (!job.dparameter.empty()) {
+    job.dparameter[static_cast<std::size_t>(block.index(row))] = functions.parameter_gradient(keys);
+  }
+  functions.backward(keys, job.rule(block.unit.head(block.first_row + row)), job.through_rule);
+}
+
+template <typename T>
+HWY_INLINE void AddSink(const BackwardBlock<T>& block, std::int64_t row, T dx) {
+  const std::int64_t head = block.unit.head(block.first_row + row);
+  block.scratch.dsinks[head - block.unit.key_head * block.unit.group] += static_cast<double>(dx);
+}
+
+// Which keys of a row can have weight or gradient: if few, they are listed and their logits moved together,
+// the sink's after them; if not, the tiles that hold any become live for the row's strip.
+template <typename T>
+HWY_INLINE RowKind ChooseRowKeys(BackwardBlock<T>& block, std::int64_t row) {
+  const core::AttentionJob& job = block.run.job;
+  const RowFunctions<T>& functions = FunctionsOf<T>(job.options.normalizer);
+  const KeyRange range = block.ranges[row];
+  const SavedRow& saved = block.saved[row];
+  std::uint8_t* live = block.live(row / kStripRows);
+  const std::int64_t first_tile = range.begin / kTileKeys, end_tile = (range.end - 1) / kTileKeys + 1;
+  const Rule& rule = job.rule(block.unit.head(block.first_row + row));
+  const double least = block.nonfinite || std::isnan(saved.scale) || job.options.skip_epsilon == 0 ||
+                               BetaMoves(saved, rule, job.through_rule)
+                           ? -std::numeric_limits<double>::infinity()
+                           : functions.least(job.options.normalizer.parameter(), saved);
+  if (!(least > -std::numeric_limits<double>::infinity())) {
+    std::fill(live + first_tile, live + end_tile, std::uint8_t(1));
+    return RowKind::kDense;
+  }
+  const T below = std::nextafter(static_cast<T>(least), kMinusInfinity<T>);
+  T* x = block.x(row);
+  std::int64_t total = 0;
+  for (std::int64_t tile = first_tile; tile < end_tile; ++tile) {
+    const std::int64_t begin = std::max(range.begin, tile * kTileKeys),
+                       end = std::min(range.end, (tile + 1) * kTileKeys);
+    block.scratch.tile_keys[tile] = CountAbove(static_cast<const T*>(x + begin), end - begin, below);
+    total += block.scratch.tile_keys[tile];
+  }
+  if (total * core::kBackwardListShare <= range.size()) {
+    block.counts[row] = ListAbove(static_cast<const T*>(x + range.begin), range.size(), below, range.begin,
+                                  block.list(row), x);
+    x[total] = x[range.end];
+    return RowKind::kListed;
+  }
+  for (std::int64_t tile = first_tile; tile < end_tile; ++tile) {
+    if (block.scratch.tile_keys[tile] > 0) live[tile] = 1;
+  }
+  return RowKind::kDense;
+}
+
+// Products become logits, row by row, and the keys that count are found.
+template <typename T>
+HWY_INLINE void ChooseKeys(BackwardBlock<T>& block) {
+  const BackwardRun& run = block.run;
+  std::fill_n(block.scratch.live, block.strips() * run.tiles, std::uint8_t(0));
+  for (std::int64_t row = 0; row < block.rows; ++row) {
+    block.kinds[row] = RowKind::kEmpty;
+    if (block.ranges[row].empty()) continue;
+    const std::int64_t unit_row = block.first_row + row;
+    ShapeLogits(run.job, block.unit, unit_row, block.ranges[row], block.x(row), block.cap_slopes(row));
+    block.saved[row] =
+        SavedOf(run, block.index(row), BackwardInput(block, row), run.job.rule(block.unit.head(unit_row)));
+    if (block.saved[row].scale != 0) block.kinds[row] = ChooseRowKeys(block, row);
+  }
+}
+
+// Calls body(row, begin, end, vectors) for the listed keys [begin, end) of each row in turn that lie in a
+// piece of keys, piece after piece, so that what belongs to its keys stays in a cache for all rows: `vectors`
+// are theirs in `grid` (k or v).
+template <typename T, class Body>
+HWY_INLINE void ForEachListed(const BackwardBlock<T>& block, const core::Grid& grid, std::int64_t size,
+                              std::int64_t wide, const Body& body) {
+  constexpr std::int64_t kPiece = kTileKeys / 2;
+  std::int64_t done[core::kMaxBlockRows] = {};
+  for (std::int64_t first = block.reach.begin; first < block.reach.end; first += kPiece) {
+    const std::int64_t last = std::min(block.reach.end, first + kPiece);
+    KeyVectors<T> vectors{nullptr, 0, PanelColumns<T>(), first};
+    for (std::int64_t row = 0; row < block.rows; ++row) {
+      if (block.kinds[row] != RowKind::kListed) continue;
+      const std::int64_t begin = done[row];
+      std::int64_t& end = done[row];
+      while (end < block.counts[row] && block.list(row)[end] < last) ++end;
+      if (begin == end) continue;
+      if (vectors.data == nullptr) {
+        const Panel<T> rows = Rows(grid, block.unit, size, first, last, block.scratch.tile, wide);
+        vectors.data = rows.data;
+        vectors.stride = rows.stride;
+      }
+      body(row, begin, end, vectors);
+    }
+  }
+}
+
+// Logits and g of a row's listed keys become weights, normalised, and dx.
+template <typename T>
+HWY_NOINLINE void ListedRowGradient(const BackwardBlock<T>& block, std::int64_t row) {
+  const BackwardRun& run = block.run;
+  const core::AttentionJob& job = run.job;
+  const std::int64_t count = block.counts[row], unit_row = block.first_row + row;
+  const std::int32_t* list = block.list(row);
+  const bool drops = job.options.dropout > 0;
+  const RowDropout<T> dropout(job, block.index(row), block.unit.sequence.first_key);
+  T *x = block.x(row), *g = block.g(row), *weights = block.scratch.weights;
+  for (std::int64_t i = 0; drops && i < count; ++i) g[i] = dropout(list[i], g[i]);
+  const bool sink = SinkOf<T>(job, block.unit.head(unit_row)) != kMinusInfinity<T>;
+  if (sink) g[count] = T(0);  // a key with value 0
+  GradientOf(block, row, static_cast<const T*>(x), count + (sink ? 1 : 0), g, weights);
+  if (sink) AddSink(block, row, g[count]);
+  if (run.bias_sums.data != nullptr) {
+    AddBias(run, block.unit, unit_row, static_cast<const T*>(g), list, 0, count);
+  }
+  const T* cap_slopes = block.cap_slopes(row);
+  for (std::int64_t i = 0; cap_slopes != nullptr && i < count; ++i) g[i] *= cap_slopes[list[i]];
+  const T scale = static_cast<T>(block.saved[row].scale);
+  for (std::int64_t i = 0; i < count; ++i) {
+    x[i] = (drops ? dropout(list[i], weights[i]) : weights[i]) * scale;
+  }
+}
+
+// All gradients of the rows of which few keys count.
+template <typename T>
+HWY_NOINLINE void ListedGradients(const BackwardBlock<T>& block) {
+  const BackwardRun& run = block.run;
+  const core::AttentionJob& job = run.job;
+  const BackwardScratch<T>& scratch = block.scratch;
+  const std::int64_t d_size = job.shape.key_size, e_size = job.shape.value_size;
+  const std::int64_t d_wide = run.key_size(), e_wide = run.value_size();
+  ForEachListed(block, job.v, e_size, e_wide,
+                [&](std::int64_t row, std::int64_t begin, std::int64_t end, const KeyVectors<T>& values)
+                    HWY_ATTR {
+                      const T* dout = scratch.dout + row * e_wide;
+                      for (std::int64_t i = begin; i < end; ++i) {
+                        block.g(row)[i] = InnerProduct(dout, values.of(block.list(row)[i]), e_size);
+                      }
+                    });
+  for (std::int64_t row = 0; row < block.rows; ++row) {
+    if (block.kinds[row] == RowKind::kListed) ListedRowGradient(block, row);
+  }
+  ForEachListed(
+      block, job.k, d_size, d_wide,
+      [&](std::int64_t row, std::int64_t begin, std::int64_t end, const KeyVectors<T>& keys) HWY_ATTR {
+        const std::int32_t* list = block.list(row);
+        const T *weights = block.x(row), *dx = block.g(row);
+        const T *dout = scratch.dout + row * e_wide, *q = scratch.q + row * d_wide;
+        if (run.needs_dq()) {
+          AddListed(dx + begin, list + begin, end - begin, keys, d_size, scratch.dq + row * d_wide);
+        }
+        for (std::int64_t i = begin; job.dk.data != nullptr && i < end; ++i) {
+          AddScaled(dx[i], q, d_size, scratch.dk + list[i] * d_wide);
+        }
+        for (std::int64_t i = begin; job.dv.data != nullptr && i < end; ++i) {
+          AddScaled(weights[i], dout, e_size, scratch.dv + list[i] * e_wide);
+        }
+      });
+}
+
+// What became of the tiles within reach of each strip.
+template <typename T>
+HWY_INLINE void CountTiles(const BackwardBlock<T>& block) {
+  TileCounts& counts = *block.scratch.counts;
+  for (std::int64_t s = 0; s < block.strips(); ++s) {
+    KeyRange reach;
+    for (int r = 0; r < block.strip_rows(s); ++r) reach = Union(reach, block.ranges[s * kStripRows + r]);
+    if (reach.empty()) continue;
+    const std::int64_t first = reach.begin / kTileKeys, end = (reach.end - 1) / kTileKeys + 1;
+    counts.tiles += end - first;
+    counts.skipped += std::count(block.live(s) + first, block.live(s) + end, 0);
+  }
+}
+
+// Logits and g of a row become its weights and dx; 0 where the row doesn't look.
+template <typename T>
+HWY_NOINLINE void BlockRowGradient(const BackwardBlock<T>& block, std::int64_t row) {
   const BackwardRun& run = block.run;
   const Unit& unit = block.unit;
-  const std::int64_t unit_row = block.first_row + row, head = unit.head(unit_row);
   const KeyRange range = block.ranges[row], reach = block.reach;
   T *x = block.x(row), *g = block.g(row);
   const auto clear = [&](const KeyRange& used) HWY_ATTR {
-    const T unseen = nonfinite ? kHidden<T> : T(0);
+    const T unseen = block.nonfinite ? kHidden<T> : T(0);
     std::fill(x + reach.begin, x + used.begin, unseen);
     std::fill(x + used.end, x + reach.end, unseen);
     std::fill(g + reach.begin, g + used.begin, T(0));
     std::fill(g + used.end, g + reach.end, T(0));
   };
-  if (range.empty()) return clear({reach.begin, reach.begin});
-  T* cap_slopes = run.job.options.softcap > 0 ? block.scratch.cap_slopes : nullptr;
-  ShapeLogits(run.job, unit, unit_row, range, x, cap_slopes);
-  T* weights = block.scratch.weights + range.begin;
-  const RowInput<T> input = InputOf(run.job, head, x, range, weights);
-  const Rule& rule = run.job.rule(head);
-  const std::int64_t index = run.job.row(unit.sequence.batch, head, unit.query(unit_row));
-  const SavedRow saved = SavedOf(run, index, input, rule);
-  if (saved.scale == 0) return clear({reach.begin, reach.begin});
-
+  if (block.kinds[row] != RowKind::kDense) return clear({reach.begin, reach.begin});
+  const std::uint8_t* live = block.live(row / kStripRows);
+  for (std::int64_t begin = range.begin; begin < range.end;) {
+    const std::int64_t tile = begin / kTileKeys, end = std::min(range.end, (tile + 1) * kTileKeys);
+    if (live[tile] == 0) std::fill(g + begin, g + end, T(0));
+    begin = end;
+  }
+  const SavedRow& saved = block.saved[row];
   const auto drop = [&](T* values) {
     if (run.job.options.dropout == 0) return;
-    Drop(run.job, index, unit.sequence.first_key + range.begin, range.size(), values);
+    Drop(run.job, block.index(row), unit.sequence.first_key + range.begin, range.size(), values);
   };
   drop(g + range.begin);
+  const RowInput<T> input = BackwardInput(block, row);
   // The sink is a key with value 0.
   if (input.sink) g[range.end] = T(0);
-  core::RowArray line;
-  line.dtype = kArithmetic<T>;
-  line.key_stride = 1;
-  auto* gradient = reinterpret_cast<std::byte*>(g + range.begin);
-  const RowFunctions<T>& functions = FunctionsOf<T>(run.job.options.normalizer);
-  const RowGradient<T> whole{input.x, input.size(), input.parameter, saved, gradient, gradient,
-                             line,    line,         weights};
-  if (!run.job.dparameter.empty()) {
-    run.job.dparameter[static_cast<std::size_t>(index)] = functions.parameter_gradient(whole);
+  T* weights = block.scratch.weights + range.begin;
+  GradientOf(block, row, input.x, input.size(), g + range.begin, weights);
+  if (input.sink) AddSink(block, row, g[range.end]);
+  if (run.bias_sums.data != nullptr) {
+    AddBias(run, unit, block.first_row + row, static_cast<const T*>(g + range.begin), nullptr, range.begin,
+            range.size());
   }
-  functions.backward(whole, rule, run.job.through_rule);
-  if (input.sink) {
-    block.scratch.dsinks[head - unit.key_head * unit.group] += static_cast<double>(g[range.end]);
-  }
-  if (run.bias_sums.data != nullptr) AddBias(run, unit, unit_row, range, static_cast<const T*>(g));
+  const T* cap_slopes = block.cap_slopes(row);
   for (std::int64_t key = range.begin; cap_slopes != nullptr && key < range.end; ++key) {
     if (x[key] != kMinusInfinity<T>) g[key] *= cap_slopes[key];
   }
   drop(weights);
-  if (nonfinite || std::isnan(saved.scale)) {  // NaN must not reach hidden keys
+  if (block.nonfinite || std::isnan(saved.scale)) {  // NaN must not reach hidden keys
     const T scale = static_cast<T>(saved.scale);
     for (std::int64_t i = 0; i < range.size(); ++i) {
       T& weight = x[range.begin + i];
-      weight = weight == kMinusInfinity<T> ? (nonfinite ? kHidden<T> : T(0)) : weights[i] * scale;
+      weight = weight == kMinusInfinity<T> ? (block.nonfinite ? kHidden<T> : T(0)) : weights[i] * scale;
     }
   } else {
     Scale(static_cast<const T*>(weights), x + range.begin, range.size(), saved.scale);
@@ -171,16 +393,19 @@ HWY_NOINLINE void BlockRowGradient(const BackwardBlock<T>& block, std::int64_t r
   clear(range);
 }
 
-// dq = dx K
+// dq = dx K over live tiles
 template <typename T>
 HWY_INLINE void BlockQueries(const BackwardBlock<T>& block) {
   const BackwardRun& run = block.run;
   const std::int64_t size = run.job.shape.key_size, wide = run.key_size(), columns = PanelColumns<T>();
   const std::int64_t piece = std::min(PieceKeys<T>(wide), kTileKeys);
-  for (std::int64_t begin = block.reach.begin; begin < block.reach.end; begin += piece) {
-    const std::int64_t end = std::min(block.reach.end, begin + piece);
+  for (std::int64_t begin = block.reach.begin, end = 0; begin < block.reach.end; begin = end) {
+    const std::int64_t tile = begin / kTileKeys;
+    end = std::min({block.reach.end, begin + piece, (tile + 1) * kTileKeys});
+    if (!block.is_live(tile)) continue;
     const Panel<T> keys = Rows(run.job.k, block.unit, size, begin, end, block.scratch.tile, wide);
     for (std::int64_t s = 0; s < block.strips(); ++s) {
+      if (block.live(s)[tile] == 0) continue;
       const std::int64_t row = s * kStripRows;
       for (std::int64_t e = 0; e < size; e += columns) {
         Multiply<Into::kContinue>(block.strip_rows(s), Strip<T>{block.g(row) + begin, run.stride, 1},
@@ -191,16 +416,25 @@ HWY_INLINE void BlockQueries(const BackwardBlock<T>& block) {
   }
 }
 
-// to += a^T b: a holds one value per row and key, b one vector per row, `to` one vector per key.
+// to += a^T b over live tiles: a holds one value per row and key, b one vector per row, `to` one vector per
+// key.
 template <typename T>
 HWY_INLINE void BlockKeys(const BackwardBlock<T>& block, const T* a, const T* b, std::int64_t size,
                           std::int64_t wide, T* to) {
   const std::int64_t columns = PanelColumns<T>();
-  for (std::int64_t key = block.reach.begin; key < block.reach.end; key += kStripRows) {
-    const int keys = static_cast<int>(std::min<std::int64_t>(kStripRows, block.reach.end - key));
-    for (std::int64_t e = 0; e < size; e += columns) {
-      Multiply<Into::kAdd>(keys, Strip<T>{a + key, 1, block.run.stride}, Panel<T>{b + e, wide}, block.rows,
-                           to + key * wide + e, wide);
+  for (std::int64_t begin = block.reach.begin, end = 0; begin < block.reach.end; begin = end) {
+    const std::int64_t tile = begin / kTileKeys;
+    end = std::min(block.reach.end, (tile + 1) * kTileKeys);
+    if (!block.is_live(tile)) continue;
+    while (end < block.reach.end && block.is_live(end / kTileKeys)) {  // tiles aren't whole strips of keys
+      end = std::min(block.reach.end, end + kTileKeys);
+    }
+    for (std::int64_t key = begin; key < end; key += kStripRows) {
+      const int keys = static_cast<int>(std::min<std::int64_t>(kStripRows, end - key));
+      for (std::int64_t e = 0; e < size; e += columns) {
+        Multiply<Into::kAdd>(keys, Strip<T>{a + key, 1, block.run.stride}, Panel<T>{b + e, wide}, block.rows,
+                             to + key * wide + e, wide);
+      }
     }
   }
 }
@@ -286,7 +520,7 @@ HWY_INLINE void StoreQueries(const BackwardBlock<T>& block) {
 }
 
 template <typename T>
-HWY_NOINLINE void RunBackwardBlock(BackwardBlock<T>& block, bool nonfinite) {
+HWY_NOINLINE void RunBackwardBlock(BackwardBlock<T>& block) {
   const BackwardRun& run = block.run;
   const core::AttentionShape& shape = run.job.shape;
   const BackwardScratch<T>& scratch = block.scratch;
@@ -306,11 +540,15 @@ HWY_NOINLINE void RunBackwardBlock(BackwardBlock<T>& block, bool nonfinite) {
     std::fill(to + shape.value_size, to + e_wide, T(0));
   }
   BlockProduct(block, static_cast<const T*>(scratch.q), d_wide, static_cast<const T*>(scratch.keys),
-               shape.key_size, scratch.x);
+               shape.key_size, false, scratch.x);
+  ChooseKeys(block);
+  ListedGradients(block);
+  CountTiles(block);
   BlockProduct(block, static_cast<const T*>(scratch.dout), e_wide, static_cast<const T*>(scratch.values),
-               shape.value_size, scratch.g);
-  for (std::int64_t row = 0; row < block.rows; ++row) BlockRowGradient(block, row, nonfinite);
-  if (nonfinite) {
+               shape.value_size, true, scratch.g);
+  const bool dense = block.nonfinite || std::ranges::count(block.kinds, RowKind::kDense) > 0;
+  for (std::int64_t row = 0; dense && row < block.rows; ++row) BlockRowGradient(block, row);
+  if (block.nonfinite) {
     VisibleProducts(block);
   } else {
     if (run.needs_dq()) BlockQueries(block);
@@ -393,8 +631,9 @@ HWY_NOINLINE void RunPart(const BackwardRun& run, std::int64_t index, std::int64
     const bool nonfinite = !UnitIsFinite<T>(run, unit);
     for (std::int64_t b = begin; b < end; ++b) {
       const std::int64_t first = b * run.plan.block_rows;
-      BackwardBlock<T> block{run, unit, scratch, first, std::min(run.plan.block_rows, unit.rows() - first)};
-      RunBackwardBlock(block, nonfinite);
+      BackwardBlock<T> block{
+          run, unit, scratch, first, std::min(run.plan.block_rows, unit.rows() - first), nonfinite};
+      RunBackwardBlock(block);
     }
   }
   if (run.plan.parts == 1) JoinParts<T>(run, index, worker);

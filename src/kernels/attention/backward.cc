@@ -89,6 +89,7 @@ void plan_bias(BackwardRun& run, const Dims& sizes) {
 
 void plan_backward(BackwardRun& run, const Dims& bias_sizes) {
   measure_units(run);
+  run.tiles = (run.max_keys + core::kTileKeys - 1) / core::kTileKeys;
   // Few rows take another path forward, where logits round differently.
   run.reads_saved = run.job.saved.given() && run.max_rows > core::kFewRows;
   const core::PlanInput in = plan_input(run);
@@ -104,6 +105,22 @@ template <typename T>
 BackwardShared<T> backward_shared_of(const BackwardRun& run) {
   Arena arena(run.memory);
   return lay_out_shared<T>(run, arena);
+}
+
+TileCounts& counts_of(const BackwardRun& run, int worker) {
+  Arena arena(run.memory + run.shared_bytes + static_cast<std::size_t>(worker) * run.worker_bytes);
+  return run.job.shape.wide() ? *lay_out_worker<double>(run, arena).counts
+                              : *lay_out_worker<float>(run, arena).counts;
+}
+
+void store_counts(const BackwardRun& run) {
+  if (run.job.outputs.tile_counts == nullptr) return;
+  TileCounts total;
+  for (int worker = 0; worker < run.workers; ++worker) {
+    total.tiles += counts_of(run, worker).tiles;
+    total.skipped += counts_of(run, worker).skipped;
+  }
+  *run.job.outputs.tile_counts = total;
 }
 
 void clear_bias(BackwardRun& run, const Dims& sizes) {
@@ -180,6 +197,7 @@ void attention_backward(ConstView q, ConstView k, ConstView v, ConstView dout,
   run.memory = workspace.base();
   clear_bias(run, gradients.dbias.sizes);
   std::ranges::fill(run.job.dparameter, 0.0);  // what rows that see nothing have
+  for (int worker = 0; worker < run.workers; ++worker) counts_of(run, worker) = {};
   core::parallel_for(execution.executor, run.units * run.plan.parts, run.workers,
                      [&](std::int64_t task, int worker) {
                        steps.part(run, task / run.plan.parts, task % run.plan.parts, worker);
@@ -191,6 +209,7 @@ void attention_backward(ConstView q, ConstView k, ConstView v, ConstView dout,
   store_bias(run, steps, gradients.dbias.sizes);
   store_sinks(run, steps);
   store_query_scale(run, steps, gradients.dquery_scale.sizes);
+  store_counts(run);
 }
 
 std::size_t attention_backward_workspace(ConstView q, ConstView k, ConstView v,

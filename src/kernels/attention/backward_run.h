@@ -22,6 +22,7 @@ struct BackwardRun {
   std::int64_t max_rows = 0;
   std::int64_t max_keys = 0;
   std::int64_t stride = 0;
+  std::int64_t tiles = 0;  // of max_keys
   int workers = 1;
 
   std::byte* memory = nullptr;  // shared, then one piece a worker
@@ -32,6 +33,8 @@ struct BackwardRun {
   std::int64_t value_size() const { return padded(job.shape.value_size); }
   // dk and dv of parts are kept until all are there; a unit in one part keeps its worker's.
   bool shares_sums() const { return plan.parts > 1; }
+  // Of a row whose products go key by key, and one that is written before it is known to count.
+  std::int64_t list_size() const { return max_keys / core::kBackwardListShare + 1; }
   bool needs_dq() const { return job.dq.data != nullptr || job.dquery_scale.data != nullptr; }
 };
 
@@ -46,15 +49,18 @@ template <typename T>
 struct BackwardScratch {
   T* keys = nullptr;  // packed K and V, transposed
   T* values = nullptr;
-  T* q = nullptr;           // block_rows x padded D, scaled
-  T* dout = nullptr;        // block_rows x padded E
-  T* dq = nullptr;          // block_rows x padded D
-  T* x = nullptr;           // block_rows x stride
-  T* g = nullptr;           // block_rows x stride
-  T* weights = nullptr;     // one row
-  T* cap_slopes = nullptr;  // one row, if there is a soft-cap
-  T* tile = nullptr;        // a tile of keys, converted
-  T* tile_max = nullptr;
+  T* q = nullptr;                     // block_rows x padded D, scaled
+  T* dout = nullptr;                  // block_rows x padded E
+  T* dq = nullptr;                    // block_rows x padded D
+  T* x = nullptr;                     // block_rows x stride
+  T* g = nullptr;                     // block_rows x stride
+  T* weights = nullptr;               // one row
+  T* cap_slopes = nullptr;            // block_rows x stride, if there is a soft-cap
+  T* tile = nullptr;                  // a tile of keys, converted
+  std::int32_t* list = nullptr;       // block_rows x list_size: keys that count
+  std::int64_t* tile_keys = nullptr;  // one per tile: keys of a row that count
+  std::uint8_t* live = nullptr;       // strips x tiles: do the products of a strip need a tile?
+  TileCounts* counts = nullptr;
   T* dk = nullptr;                 // keys x padded D
   T* dv = nullptr;                 // keys x padded E
   double* dsinks = nullptr;        // one per head of the group
@@ -96,9 +102,12 @@ BackwardScratch<T> lay_out_worker(const BackwardRun& run, Arena& arena) {
   s.x = arena.take<T>(rows, run.stride);
   s.g = arena.take<T>(rows, run.stride);
   s.weights = arena.take<T>(run.stride);
-  s.cap_slopes = arena.take<T>(run.job.options.softcap > 0 ? run.stride : 0);
+  s.cap_slopes = arena.take<T>(run.job.options.softcap > 0 ? rows : 0, run.stride);
   s.tile = arena.take<T>(core::kTileKeys, std::max(run.key_size(), run.value_size()));
-  s.tile_max = arena.take<T>(keys / core::kTileKeys + 1);
+  s.list = arena.take<std::int32_t>(rows, run.list_size());
+  s.tile_keys = arena.take<std::int64_t>(run.tiles);
+  s.live = arena.take<std::uint8_t>((rows + core::kBlockStep - 1) / core::kBlockStep, run.tiles);
+  s.counts = arena.take<TileCounts>(1);
   if (!run.shares_sums()) {
     s.dk = arena.take<T>(keys, run.key_size());
     s.dv = arena.take<T>(keys, run.value_size());

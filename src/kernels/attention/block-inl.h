@@ -5,6 +5,8 @@
 //       logits   x = q K^T, panel by panel of packed K                  K comes from L2 or L3 once per block
 //       weights  row by row in place (row/row-inl.h)                    x comes from L2
 //       out      x V, tile by tile of 256 keys, over its normaliser     V comes from L2 or L3 once per block
+//                (sparse-inl.h: over the keys that have weight, where
+//                those are few)
 //
 // Flops: 2 D + 2 E per row and key, and one to two exponentials of 11 operations; tiles whose weights vanish
 // cost only the logits. Bytes per row and key in f32: x is written once and read two or three times, 4 each,
@@ -30,6 +32,7 @@
 #include "kernels/attention/result-inl.h"
 #include "kernels/attention/run.h"
 #include "kernels/attention/shard-inl.h"
+#include "kernels/attention/sparse-inl.h"
 #include "kernels/dense/matmul-inl.h"
 #include "kernels/elements/elements-inl.h"
 
@@ -57,6 +60,7 @@ struct Block {
   std::int64_t first_row;
   std::int64_t rows;
   Scratch<T> scratch;
+  bool lists;  // products may go over lists of keys
   KeyRange ranges[core::kMaxBlockRows]{};
   KeyRange reach[core::kMaxBlockRows / kStripRows]{};  // of a strip
   double sums[core::kMaxBlockRows]{};                  // of the weights of a row
@@ -203,6 +207,30 @@ HWY_INLINE ValuePanels<T> ValuesFrom(const Block<T>& block, std::int64_t from, s
   return {{block.values + tile * wide + (from - tile) * columns, columns}, columns * kTileKeys};
 }
 
+// out = x V over keys [begin, end) of a tile for the rows of a strip, key by key of those that have weight.
+// False, and nothing done, if they aren't few. `values`: from key `from` on.
+template <typename T>
+HWY_NOINLINE bool AddFewKeys(const Block<T>& block, std::int64_t strip, std::int64_t begin, std::int64_t end,
+                             const ValuePanels<T>& values, std::int64_t from) {
+  const std::int64_t rows = block.strip_rows(strip), first_row = strip * kStripRows;
+  std::int64_t total = 0;
+  for (std::int64_t r = 0; r < rows; ++r) {
+    total += CountAbove(static_cast<const T*>(block.x(first_row + r) + begin), end - begin, T(0));
+    if (total * core::kForwardListShare > rows * (end - begin)) return false;
+  }
+  const KeyVectors<T> vectors{values.first.data, values.first.stride, values.step, from};
+  const std::int64_t wide = block.run.value_size();
+  std::int32_t list[kTileKeys + 1];
+  T weights[kTileKeys + 1];
+  for (std::int64_t r = 0; r < rows; ++r) {
+    const T* x = block.x(first_row + r) + begin;
+    const std::int64_t count = ListAbove(x, end - begin, T(0), begin, list, weights);
+    AddListed(static_cast<const T*>(weights), list, count, vectors, block.run.job.shape.value_size,
+              block.scratch.out + (first_row + r) * wide);
+  }
+  return true;
+}
+
 // out = x V over the tiles that matter, in pieces of keys whose panel of V (or all of V, where it isn't
 // packed) stays in the first-level cache for all strips.
 template <typename T>
@@ -217,12 +245,19 @@ HWY_INLINE void BlockOutput(const Block<T>& block) {
     const std::int64_t tile = from / kTileKeys;
     const std::int64_t to = std::min({all.end, (tile + 1) * kTileKeys, from + piece});
     ValuePanels<T> values{};
+    bool done[core::kMaxBlockRows / kStripRows]{};
+    for (std::int64_t s = 0; s < block.strips(); ++s) {
+      const std::int64_t begin = std::max(from, block.reach[s].begin), end = std::min(to, block.reach[s].end);
+      done[s] = begin >= end || block.live(s)[tile] == 0;
+      if (done[s]) continue;
+      if (values.step == 0) values = ValuesFrom(block, from, to);
+      if (block.lists && block.unsafe[tile] == 0) done[s] = AddFewKeys(block, s, begin, end, values, from);
+    }
     for (std::int64_t e = 0; e < size; e += columns) {
       for (std::int64_t s = 0; s < block.strips(); ++s) {
+        if (done[s]) continue;
         const std::int64_t begin = std::max(from, block.reach[s].begin),
                            end = std::min(to, block.reach[s].end);
-        if (begin >= end || block.live(s)[tile] == 0) continue;
-        if (values.step == 0) values = ValuesFrom(block, from, to);
         const T* first = values.first.data + (begin - from) * values.first.stride + e / columns * values.step;
         const std::int64_t row = s * kStripRows;
         Multiply<Into::kContinue>(block.strip_rows(s), Strip<T>{block.x(row) + begin, run.stride, 1},
@@ -278,7 +313,9 @@ HWY_NOINLINE void RunBlock(const AttentionRun& run, std::int64_t index, std::int
       shared.unsafe + index * run.tiles,
       first_row,
       rows,
-      kernels::scratch_of<T>(run, worker)};
+      kernels::scratch_of<T>(run, worker),
+      run.pass == Pass::attention && job.options.skip_epsilon > 0 &&
+          FunctionsOf<T>(job.options.normalizer).is_sparse};
   for (std::int64_t row = 0; row < rows; ++row) {
     block.ranges[row] = unit.range(job, first_row + row);
     KeyRange& reach = block.reach[row / kStripRows];

@@ -34,21 +34,36 @@ HWY_INLINE std::uint32_t MixKey(std::uint32_t bits) {
   return bits ^ (bits >> 16);
 }
 
-// values[i], of `row` (in the order of attention.h) and key first_key + i of the whole, becomes 0 with
-// probability job.options.dropout and is divided by 1 - dropout otherwise.
+// Dropout of one row (in the order of attention.h), with keys counted from first_key of the whole.
+template <typename T>
+struct RowDropout {
+  T factor;
+  std::uint32_t dropped_below;  // of 31 bits
+  std::uint32_t low, high, key;
+
+  RowDropout(const core::AttentionJob& job, std::int64_t row, std::int64_t first_key) {
+    const double p = job.options.dropout;
+    factor = p < 1 ? static_cast<T>(1 / (1 - p)) : T(0);
+    dropped_below = static_cast<std::uint32_t>(std::lround(p * 0x1p31));
+    const std::uint64_t bits = MixRow(MixRow(job.options.dropout_seed) + static_cast<std::uint64_t>(row));
+    low = static_cast<std::uint32_t>(bits);
+    high = static_cast<std::uint32_t>(bits >> 32);
+    key = static_cast<std::uint32_t>(job.shard.first_key + first_key);
+  }
+
+  // 0 with probability job.options.dropout, else the value divided by 1 - dropout.
+  HWY_INLINE T operator()(std::int64_t i, T value) const {
+    const std::uint32_t drawn = MixKey(MixKey((key + static_cast<std::uint32_t>(i)) ^ low) + high) >> 1;
+    return drawn < dropped_below ? T(0) : value * factor;
+  }
+};
+
+// Of n keys one after the other.
 template <typename T>
 HWY_NOINLINE void Drop(const core::AttentionJob& job, std::int64_t row, std::int64_t first_key,
                        std::int64_t n, T* HWY_RESTRICT values) {
-  const double p = job.options.dropout;
-  const T factor = p < 1 ? static_cast<T>(1 / (1 - p)) : T(0);
-  const auto dropped_below = static_cast<std::uint32_t>(std::lround(p * 0x1p31));  // of 31 bits
-  const std::uint64_t bits = MixRow(MixRow(job.options.dropout_seed) + static_cast<std::uint64_t>(row));
-  const auto low = static_cast<std::uint32_t>(bits), high = static_cast<std::uint32_t>(bits >> 32);
-  const auto key = static_cast<std::uint32_t>(job.shard.first_key + first_key);
-  for (std::int64_t i = 0; i < n; ++i) {
-    const std::uint32_t drawn = MixKey(MixKey((key + static_cast<std::uint32_t>(i)) ^ low) + high) >> 1;
-    values[i] = drawn < dropped_below ? T(0) : values[i] * factor;
-  }
+  const RowDropout<T> dropout(job, row, first_key);
+  for (std::int64_t i = 0; i < n; ++i) values[i] = dropout(i, values[i]);
 }
 
 }  // namespace HWY_NAMESPACE

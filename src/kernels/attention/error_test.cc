@@ -348,6 +348,10 @@ TEST(AttentionErrors, OutputsThatOverlapWhatIsRead) {
     c.backward_options.saved = c.outputs.saved;
     c.gradients.dv.data = c.outputs.saved.data;
   });
+  refuse({kBackward}, "tile_counts", [](Call& c) {
+    c.backward_options.tile_counts = c.outputs.tile_counts;
+    c.options.sinks.data = c.outputs.tile_counts;
+  });
 }
 
 TEST(AttentionErrors, OutputsThatOverlapEachOther) {

@@ -452,6 +452,7 @@ struct EntmaxOf {
   static constexpr bool kNeedsCount = false;
   static constexpr bool kNeedsScratch = true;
   static constexpr bool kSavesThreshold = true;
+  static constexpr bool kIsSparse = true;
   static constexpr bool kMergesShards = false;
   static constexpr bool kParameterGradient = false;
 
@@ -461,16 +462,6 @@ struct EntmaxOf {
     double reach = 0;
     Family::With(row.parameter, [&](const auto& power) { reach = power.p / result.beta; });
     return reach;
-  }
-
-  // A little more than -tau / slope, since that is rounded.
-  template <typename T>
-  static double Depth(const RowInput<T>& row, const RowResult<T>& result) {
-    double depth = 0;
-    Family::With(row.parameter, [&](const auto& power) {
-      depth = -power.tau(result.threshold) * power.p / result.beta * (1 + 0x1p-20);
-    });
-    return depth;
   }
 
   template <typename T>
@@ -502,6 +493,17 @@ struct EntmaxOf {
       peak = v > 0 ? std::pow(v, power.p) : 0;
     });
     return peak;
+  }
+
+  // (alpha - 1) beta (x - top) = tau, and room for its rounding.
+  template <typename T>
+  static double Least(double parameter, const SavedRow& saved) {
+    double least = 0;
+    Family::With(parameter, [&](const auto& power) {
+      constexpr double kRoom = 1 + 16 * static_cast<double>(std::numeric_limits<T>::epsilon());
+      least = saved.top + kRoom * power.tau(saved.threshold) * power.p / saved.beta;
+    });
+    return least;
   }
 
   template <typename T>

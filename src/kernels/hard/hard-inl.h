@@ -49,6 +49,7 @@ struct Hard {
   static constexpr bool kNeedsCount = false;
   static constexpr bool kNeedsScratch = false;
   static constexpr bool kSavesThreshold = false;
+  static constexpr bool kIsSparse = true;
   static constexpr bool kMergesShards = true;
   static constexpr bool kParameterGradient = false;
 
@@ -77,6 +78,11 @@ struct Hard {
   template <typename T>
   static double Peak(const RowInput<T>& /*row*/, const RowResult<T>& result) {
     return result.key_max == result.top ? 1 : 0;
+  }
+
+  template <typename T>
+  static double Least(double /*parameter*/, const SavedRow& saved) {
+    return saved.top;
   }
 
   // w = [x = max] / ties doesn't depend on x:  dx = 0

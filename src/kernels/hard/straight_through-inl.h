@@ -13,6 +13,7 @@
 #include <whet/rule.h>
 
 #include <cstdint>
+#include <limits>
 
 #include "kernels/hard/hard-inl.h"
 #include "kernels/row/row-inl.h"
@@ -37,6 +38,12 @@ struct StraightThrough : Hard {
     Hard::Weigh(runs, needs, out, next, result);
     result.threshold = soft.z > 0 ? 1 / soft.z : 0;
     if (soft.z > 0) result.sums.t = soft.t / soft.z * result.sums.z;  // the mean that Saved() finds
+  }
+
+  // The gradient is that of softmax: every key has one.
+  template <typename T>
+  static double Least(double /*parameter*/, const SavedRow& /*saved*/) {
+    return -std::numeric_limits<double>::infinity();
   }
 
   template <typename T>

@@ -25,7 +25,9 @@ struct RowFunctions {
   Sums (*weigh_part)(const RowInput<T>& row, T top, double beta, T* out);
   void (*backward)(const RowGradient<T>& row, const Rule& rule, bool through_rule);
   double (*parameter_gradient)(const RowGradient<T>& row);  // dL/dparameter; 0 if it has no gradient
+  double (*least)(double parameter, const SavedRow& saved);
   bool saves_threshold;
+  bool is_sparse;
 };
 
 template <typename T>

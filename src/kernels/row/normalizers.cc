@@ -42,11 +42,16 @@ HWY_NOINLINE void Normalise(const RowInput<T>& row, const Rule& rule, Wanted wan
   NormaliseRow<N>(row, rule, wanted, out, result);
 }
 
+template <class N, typename T>
+double Least(double parameter, const SavedRow& saved) {
+  return N::template Least<T>(parameter, saved);
+}
+
 template <typename T>
 const RowFunctions<T>& FunctionsOf(const Normalizer& normalizer) {
-#define WHET_ENTRY(N)                                                              \
-  {Normalise<N, T>,   WeighRow<N, T>,          SaveRow<N, T>,     WeighPart<N, T>, \
-   BackwardRow<N, T>, ParameterGradient<N, T>, N::kSavesThreshold},
+#define WHET_ENTRY(N)                                                                               \
+  {Normalise<N, T>,         WeighRow<N, T>, SaveRow<N, T>,      WeighPart<N, T>, BackwardRow<N, T>, \
+   ParameterGradient<N, T>, Least<N, T>,    N::kSavesThreshold, N::kIsSparse},
   static constexpr RowFunctions<T> kFunctions[] = {WHET_FOR_EACH_NORMALIZER(WHET_ENTRY)};
 #undef WHET_ENTRY
   return kFunctions[static_cast<std::size_t>(normalizer.index())];

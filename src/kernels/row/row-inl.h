@@ -20,15 +20,17 @@
 //     kNeedsScratch     RowInput::scratch makes it faster: without, each step of a search reads the whole row
 //     kSavesThreshold   backward needs RowResult::threshold beside beta and the sum
 //     kParameterGradient   its parameter has a gradient: ParameterGradient, from what Backward is given
+//     kIsSparse         many weights of a row may be exactly 0: attention looks for those that aren't
 //     kMergesShards     a shard can be weighed knowing the row's maximum and beta alone
 //     Reach             how far below the maximum (in units of the logit) a key may lie and still have
 //     weight;
 //                       keys beyond have less than `epsilon` of the row together
-//     Depth             optional: the same for a row that was weighed, below which weights are exactly 0
 //     Weigh             weights of the row's runs of keys, and result.sums.z, which they are divided by; if
 //     some
 //                       visible keys may have no weight also result.support and result.least, where needed
 //     Peak              the largest of them, given that a sink may lie above all keys
+//     Least             the smallest logit that may have weight, or gradient while beta stays, given a saved
+//                       row; -inf: any may
 //     Backward          from a saved row, logits and dL/dw: the weights again, and dL/dx
 //
 // and is listed in normalizers.cc. Bytes: a row of n logits is read once by the scan, once by each sweep
@@ -61,6 +63,19 @@ HWY_BEFORE_NAMESPACE();
 namespace whet {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
+
+// What backward needs of a row beside its logits. The threshold is for normalizers that have one, the last
+// three for a beta that moves with the logits; in memory a row has as many of these numbers as
+// core::saved_size() says.
+struct SavedRow {
+  double top = 0;  // where y is measured from
+  double beta = 1;
+  double scale = 0;       // 1 / what weights are divided by; 0: no visible key; NaN: the row holds NaN
+  double threshold = 0;   // RowResult::threshold
+  double mean = 0;        // of y under the weights
+  double slope = 0;       // dbeta/dH over the sum of e^y
+  double plain_mean = 0;  // of y under softmax(x)
+};
 
 // ---- Forward ----
 
@@ -124,12 +139,6 @@ HWY_INLINE const Rule& RuleFor(const Rule& rule) {
   return Normalizer::kUsesBeta ? rule : kNone;
 }
 
-// False for a row without visible keys, whose sums.z stays 0, and for one that holds NaN, where it is NaN.
-template <typename T>
-HWY_INLINE bool CanBeWeighed(const RowResult<T>& result) {
-  return result.state.count > 0 && (!result.measured || result.state.z > 0);
-}
-
 // What will be asked of a row once it is weighed: StatsOf, Saved.
 struct Wanted {
   bool stats = false;
@@ -164,6 +173,29 @@ HWY_INLINE std::int64_t CountKeys(const Runs<T>& runs, const Count& count) {
   return static_cast<std::int64_t>(keys);
 }
 
+// ChooseBeta compiled once for all normalizers but softmax, where a call per row shows in short ones.
+template <typename T>
+HWY_NOINLINE void ChooseBetaApart(const RowInput<T>& row, const Rule& rule, bool full, bool counts,
+                                  RowResult<T>& result) {
+  ChooseBeta(row, rule, full, counts, result);
+}
+
+template <class Normalizer, typename T>
+HWY_INLINE void ChooseBetaFor(const RowInput<T>& row, const Rule& rule, Wanted wanted, RowResult<T>& result) {
+  const bool counts = wanted.saved || Normalizer::kNeedsCount;
+  if constexpr (Normalizer::kIsExponential) {
+    ChooseBeta(row, rule, wanted.stats, counts, result);
+  } else {
+    ChooseBetaApart(row, rule, wanted.stats, counts, result);
+  }
+}
+
+// False for a row without visible keys, whose sums.z stays 0, and for one that holds NaN, where it is NaN.
+template <typename T>
+HWY_INLINE bool CanBeWeighed(const RowResult<T>& result) {
+  return result.state.count > 0 && (!result.measured || result.state.z > 0);
+}
+
 // The entropy of the weights that lie in `out`, as shares of their sum.
 template <typename T>
 HWY_NOINLINE double WeightEntropy(const Runs<T>& runs, const T* out) {
@@ -192,13 +224,12 @@ HWY_INLINE void SharpStats(const Runs<T>& runs, const T* out, RowResult<T>& resu
   }
 }
 
-// Drops the tiles whose keys all turned out more than `depth` below the top: their weights are 0.
+// Drops the tiles whose keys are all below `least`: their weights are 0.
 template <typename T>
-HWY_INLINE void DropTilesBelow(const RowInput<T>& row, T top, double depth) {
+HWY_INLINE void DropTilesBelow(const RowInput<T>& row, double least) {
   const RowTiles<T>& tiles = *row.tiles;
   tiles.ForEach(row.n, [&](std::int64_t tile, std::int64_t /*begin*/, std::int64_t /*end*/) {
-    const double below = static_cast<double>(top) - static_cast<double>(tiles.max[tile]);
-    if (below > depth && tiles.nonzero[tile] == 0) tiles.keep[tile] = 0;
+    if (static_cast<double>(tiles.max[tile]) < least && tiles.nonzero[tile] == 0) tiles.keep[tile] = 0;
   });
 }
 
@@ -209,7 +240,7 @@ HWY_NOINLINE RowResult<T> WeighRow(const RowInput<T>& row, const Rule& rule, Wan
   RowResult<T> result;
   const Rule& asked = RuleFor<Normalizer>(rule);
   // The gradient of a row of one key is exactly 0, since its beta is 1: where it is saved, keys are counted.
-  ChooseBeta(row, asked, wanted.stats, wanted.saved || Normalizer::kNeedsCount, result);
+  ChooseBetaFor<Normalizer>(row, asked, wanted, result);
   if (!CanBeWeighed(result)) return result;
   bool all = true;
   if (row.tiles != nullptr && row.tiles->keep != nullptr) {
@@ -223,10 +254,10 @@ HWY_NOINLINE RowResult<T> WeighRow(const RowInput<T>& row, const Rule& rule, Wan
                       result);
   }
   if (wanted.stats) SharpStats<Normalizer>(runs, out, result);
-  if constexpr (requires { Normalizer::Depth(row, result); }) {
-    if (row.tiles != nullptr && row.tiles->keep != nullptr && result.sums.z > 0) {
-      DropTilesBelow(row, result.top, Normalizer::Depth(row, result));
-    }
+  if (Normalizer::kIsSparse && row.tiles != nullptr && row.tiles->keep != nullptr && result.sums.z > 0) {
+    const SavedRow weighed{
+        .top = static_cast<double>(result.top), .beta = result.beta, .threshold = result.threshold};
+    DropTilesBelow(row, Normalizer::template Least<T>(row.parameter, weighed));
   }
   return result;
 }
@@ -237,7 +268,7 @@ template <class Normalizer, typename T>
 HWY_INLINE void NormaliseRow(const RowInput<T>& row, const Rule& rule, Wanted wanted, T* out,
                              RowResult<T>& result) {
   const Rule& asked = RuleFor<Normalizer>(rule);
-  ChooseBeta(row, asked, wanted.stats, wanted.saved || Normalizer::kNeedsCount, result);
+  ChooseBetaFor<Normalizer>(row, asked, wanted, result);
   const bool summed = Normalizer::kIsExponential && result.summed;
   if (CanBeWeighed(result) && !summed) {
     Normalizer::Weigh(Runs<T>{row, true, true}, {wanted.mean(asked), wanted.stats}, out,
@@ -281,19 +312,6 @@ HWY_INLINE RowStats StatsOf(const RowInput<T>& row, const RowResult<T>& result) 
 }
 
 // ---- Backward ----
-
-// What backward needs of a row beside its logits. The threshold is for normalizers that have one, the last
-// three for a beta that moves with the logits; in memory a row has as many of these numbers as
-// core::saved_size() says.
-struct SavedRow {
-  double top = 0;  // where y is measured from
-  double beta = 1;
-  double scale = 0;       // 1 / what weights are divided by; 0: no visible key; NaN: the row holds NaN
-  double threshold = 0;   // RowResult::threshold
-  double mean = 0;        // of y under the weights
-  double slope = 0;       // dbeta/dH over the sum of e^y
-  double plain_mean = 0;  // of y under softmax(x)
-};
 
 // In memory: without the threshold if the normalizer has none.
 template <typename T>
@@ -387,12 +405,16 @@ HWY_NOINLINE double ParameterGradient(const RowGradient<T>& row) {
   }
 }
 
+// Whether the row's beta follows its logits. At beta = 1 every rule that could is on the constant side of its
+// kink.
+HWY_INLINE bool BetaMoves(const SavedRow& saved, const Rule& rule, bool through_rule) {
+  return through_rule && needs_entropy(rule) && saved.beta != 1;
+}
+
 template <class Normalizer, typename T>
 HWY_NOINLINE void BackwardRow(const RowGradient<T>& row, const Rule& rule, bool through_rule) {
   if (std::isnan(row.saved.scale)) return BreakGradient(row);
-  // At beta = 1 every rule that depends on the logits is on the constant side of its kink.
-  const bool moves = through_rule && needs_entropy(rule) && row.saved.beta != 1;
-  Normalizer::Backward(row, rule, moves);
+  Normalizer::Backward(row, rule, BetaMoves(row.saved, rule, through_rule));
 }
 
 }  // namespace HWY_NAMESPACE

@@ -13,6 +13,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <optional>
 
 #include "core/normalizer.h"
@@ -33,6 +34,7 @@ struct Softmax {
   static constexpr bool kNeedsCount = false;
   static constexpr bool kNeedsScratch = false;
   static constexpr bool kSavesThreshold = false;
+  static constexpr bool kIsSparse = false;
   static constexpr bool kMergesShards = true;
   static constexpr bool kParameterGradient = false;
 
@@ -62,6 +64,12 @@ struct Softmax {
   template <typename T>
   static double Peak(const RowInput<T>& /*row*/, const RowResult<T>& result) {
     return std::exp(result.beta * (static_cast<double>(result.key_max) - static_cast<double>(result.top)));
+  }
+
+  // Every key has weight or gradient.
+  template <typename T>
+  static double Least(double /*parameter*/, const SavedRow& /*saved*/) {
+    return -std::numeric_limits<double>::infinity();
   }
 
   template <typename T>

@@ -197,6 +197,7 @@ struct TopK {
   static constexpr bool kNeedsCount = false;
   static constexpr bool kNeedsScratch = true;
   static constexpr bool kSavesThreshold = true;
+  static constexpr bool kIsSparse = true;
   static constexpr bool kMergesShards = false;
   static constexpr bool kParameterGradient = false;
 
@@ -204,11 +205,6 @@ struct TopK {
   template <typename T>
   static double Reach(const RowInput<T>& row, const RowResult<T>& result, double epsilon) {
     return Softmax::Reach(row, result, epsilon);
-  }
-
-  template <typename T>
-  static double Depth(const RowInput<T>& /*row*/, const RowResult<T>& result) {
-    return static_cast<double>(result.top) - result.threshold;
   }
 
   template <typename T>
@@ -247,6 +243,11 @@ struct TopK {
   template <typename T>
   static double Peak(const RowInput<T>& row, const RowResult<T>& result) {
     return static_cast<double>(result.key_max) < result.threshold ? 0 : Softmax::Peak(row, result);
+  }
+
+  template <typename T>
+  static double Least(double /*parameter*/, const SavedRow& saved) {
+    return saved.threshold;
   }
 
   template <typename T>

@@ -62,6 +62,7 @@ struct Relu {
   static constexpr bool kNeedsCount = true;
   static constexpr bool kNeedsScratch = false;
   static constexpr bool kSavesThreshold = false;
+  static constexpr bool kIsSparse = true;
   static constexpr bool kMergesShards = false;
   static constexpr bool kParameterGradient = false;
 
@@ -88,6 +89,11 @@ struct Relu {
   template <typename T>
   static double Peak(const RowInput<T>& /*row*/, const RowResult<T>& result) {
     return std::max(0.0, result.beta * static_cast<double>(result.key_max));
+  }
+
+  template <typename T>
+  static double Least(double /*parameter*/, const SavedRow& /*saved*/) {
+    return 0;
   }
 
   template <typename T>

@@ -69,6 +69,7 @@ struct Sigmoid {
   static constexpr bool kNeedsCount = true;
   static constexpr bool kNeedsScratch = false;
   static constexpr bool kSavesThreshold = true;
+  static constexpr bool kIsSparse = false;
   static constexpr bool kMergesShards = false;
   static constexpr bool kParameterGradient = false;
 
@@ -92,6 +93,12 @@ struct Sigmoid {
   template <typename T>
   static double Peak(const RowInput<T>& /*row*/, const RowResult<T>& result) {
     return 1 / (1 + std::exp(result.threshold - result.beta * static_cast<double>(result.key_max)));
+  }
+
+  // Every key has weight or gradient.
+  template <typename T>
+  static double Least(double /*parameter*/, const SavedRow& /*saved*/) {
+    return -std::numeric_limits<double>::infinity();
   }
 
   template <typename T>

@@ -102,6 +102,7 @@ struct Softpick {
   static constexpr bool kNeedsCount = false;
   static constexpr bool kNeedsScratch = false;
   static constexpr bool kSavesThreshold = false;
+  static constexpr bool kIsSparse = true;
   static constexpr bool kMergesShards = false;
   static constexpr bool kParameterGradient = false;
 
@@ -125,6 +126,12 @@ struct Softpick {
     const double top = Origin(result.beta, static_cast<double>(result.top));
     return std::max(0.0, std::exp(result.beta * (static_cast<double>(result.key_max) - top)) -
                              std::exp(-result.beta * top));
+  }
+
+  // Keys below 0 have no weight, but a gradient through Z.
+  template <typename T>
+  static double Least(double /*parameter*/, const SavedRow& /*saved*/) {
+    return -std::numeric_limits<double>::infinity();
   }
 
   template <typename T>
