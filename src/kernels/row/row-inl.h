@@ -357,7 +357,7 @@ template <class Normalizer, typename T>
 HWY_NOINLINE SavedRow SaveRow(const RowInput<T>& row, const Rule& rule) {
   // The gradient of a row of one key is exactly 0, since its beta is 1: keys are counted.
   RowResult<T> result;
-  ChooseBeta(row, RuleFor<Normalizer>(rule), false, true, result);
+  ChooseBetaApart(row, RuleFor<Normalizer>(rule), false, true, result);
   if (CanBeWeighed(result) && !(Normalizer::kIsExponential && result.summed)) {
     Normalizer::Weigh(Runs<T>{row, true}, {.mean = needs_entropy(rule)}, static_cast<T*>(nullptr),
                       static_cast<const T*>(nullptr), result);
