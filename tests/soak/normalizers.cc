@@ -68,8 +68,7 @@ Logits logits_of(const oracle::Row& row, double beta) {
   return s;
 }
 
-// Relative to a number of this type: one rounding of the result, and those of the arithmetic.
-double storage_unit(DType type) { return type == DType::bf16 ? 0x1p-8 : type == DType::f16 ? 0x1p-11 : 0; }
+// Of the arithmetic, relative.
 double unit_of(DType type) { return type == DType::f64 ? 2e-13 : 1e-6; }
 
 // How the row is seen: nothing visible, NaN or +inf visible, or ordinary.
@@ -129,8 +128,9 @@ void expect_gradient(const Drawn& drawn, const std::vector<double>& dout, const 
   const Kind kind = kind_of(row);
   for (std::size_t i = 0; i < got.size(); ++i) {
     const bool is_zero = kind == Kind::empty || !row.visible(i);
-    if (is_zero) ASSERT_EQ(got[i], 0) << "row " << r << ", key " << i;
-    if (kind == Kind::broken && row.visible(i)) ASSERT_TRUE(std::isnan(got[i])) << "row " << r;
+    const bool is_nan = kind == Kind::broken && !is_zero;
+    ASSERT_TRUE(!is_zero || got[i] == 0) << "row " << r << ", key " << i << " is " << got[i];
+    ASSERT_TRUE(!is_nan || std::isnan(got[i])) << "row " << r << ", key " << i << " is " << got[i];
   }
   if (kind != Kind::ordinary) return;
   if (drawn.name == "hard") return expect_all(got, 0, "the gradient of hard");
@@ -171,7 +171,10 @@ void expect_gradient(const Drawn& drawn, const std::vector<double>& dout, const 
   depth += is_measured_from_zero(drawn.name) ? std::abs(static_cast<double>(oracle::largest(s))) : 0;
   const double allowed = (unit * (1 + std::min(depth, 100.0)) + storage_unit(rows.type)) * size + 1e-9 +
                          (rows.type == DType::f16 ? 6e-8 * static_cast<double>(got.size()) : 0);
-  // Where the support changes within the step, or nearly, there is no derivative to compare with.
+  // Where the support changes within the step, or nearly, there is no derivative to compare with: at 0 for
+  // relu and softpick, whose differences to both sides are as good as any.
+  const auto is_at_zero = [](Long v) { return std::abs(v) < 1e-4L; };
+  if (is_measured_from_zero(drawn.name) && std::any_of(s.begin(), s.end(), is_at_zero)) return;
   if (std::abs(expected - difference(1e-5L)) > allowed / 4 + 1e-7 * std::abs(expected)) return;
   EXPECT_NEAR(along, expected, allowed) << "row " << r << ", beta " << beta;
 }

@@ -21,23 +21,6 @@
 namespace whet::soak {
 namespace {
 
-// The call, after the same bits came from another number of threads and without stats.
-Written run_twice(const Rows& rows, RowFunction function, const char* name, Tally& tally) {
-  const Written written = run(rows, function, rows.threads, true);
-  const bool stats = Dice(rows.c, 4).chance(0.5);
-  const Written again = run(rows, function, rows.other_threads, stats);
-  for (std::size_t n = 0; n < written.values.size(); ++n) {
-    if (whet::same_bits(again.values[n], written.values[n])) continue;
-    ADD_FAILURE() << "element " << n << " is " << testing::PrintToString(written.values[n]) << ", and "
-                  << testing::PrintToString(again.values[n]) << " with " << rows.other_threads
-                  << " threads and stats " << stats;
-    break;
-  }
-  EXPECT_TRUE(!stats || same_bits(again.stats, written.stats)) << rows.other_threads << " threads";
-  count(tally, name, rows.count(), 2);
-  return written;
-}
-
 template <typename T>
 std::vector<T> converted(const std::vector<double>& values) {
   std::vector<T> all;

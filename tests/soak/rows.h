@@ -239,6 +239,23 @@ inline bool same_bits(const std::vector<RowStats>& a, const std::vector<RowStats
                     [](const RowStats& x, const RowStats& y) { return whet::same_bits(x, y); });
 }
 
+// The call, after the same bits came from another number of threads and without stats.
+inline Written run_twice(const Rows& rows, RowFunction function, const char* name, Tally& tally) {
+  const Written written = run(rows, function, rows.threads, true);
+  const bool stats = Dice(rows.c, 4).chance(0.5);
+  const Written again = run(rows, function, rows.other_threads, stats);
+  for (std::size_t n = 0; n < written.values.size(); ++n) {
+    if (whet::same_bits(again.values[n], written.values[n])) continue;
+    ADD_FAILURE() << "element " << n << " is " << testing::PrintToString(written.values[n]) << ", and "
+                  << testing::PrintToString(again.values[n]) << " with " << rows.other_threads
+                  << " threads and stats " << stats;
+    break;
+  }
+  EXPECT_TRUE(!stats || same_bits(again.stats, written.stats)) << rows.other_threads << " threads";
+  count(tally, name, rows.count(), 2);
+  return written;
+}
+
 }  // namespace whet::soak
 
 #endif  // WHET_TESTS_SOAK_ROWS_H_
