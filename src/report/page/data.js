@@ -59,6 +59,16 @@ function rulesOf(run) {
   return ceiling ? [...rules, "hard"] : [...rules];
 }
 
+// Beside runs that were trained under another weighting, softmax is what the others were trained under.
+function nameWhatTrained(runs) {
+  if (!runs.some((run) => rulesOf(run).includes("trained"))) return;
+  for (const run of runs) {
+    for (const size of [summaryOf(run), ...modelsOf(run).map((model) => model.sizes)].flat()) {
+      if (own(size.rules, "softmax")) size.rules.trained ??= size.rules.softmax;
+    }
+  }
+}
+
 const commonRules = (runs) => runs.map(rulesOf).reduce((a, b) => a.filter((rule) => b.includes(rule)));
 
 // Points {x, y, low, high} of a rule's accuracy, in percent.

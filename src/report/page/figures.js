@@ -46,7 +46,7 @@ const percentage = (y) => fixed(y, 1);
 function addAccuracy(parent, runs, summaryOfRun = summaryOf) {
   const rules = runs.length === 1 ? rulesOf(runs[0]) : commonRules(runs);
   const pointsOf = (run, rule) => accuracies(summaryOfRun(run), rule);
-  addWithRule(runs, rules, ["softmax"], (state, controls) =>
+  addWithRule(runs, rules, runs.length === 1 ? ["softmax"] : ["trained", "softmax"], (state, controls) =>
     addLines(parent, {
       id: "accuracy",
       title: () => {
@@ -115,7 +115,7 @@ const PARTS = [
 function addLosses(parent, runs) {
   const rules = commonRules(runs).filter((rule) => rule !== "hard");
   if (rules.length === 0 || !runs.every((run) => rulesOf(run).includes("hard"))) return;
-  const state = { rule: rules.includes("softmax") ? "softmax" : rules[0], run: 0 };
+  const state = { rule: ["trained", "softmax"].find((rule) => rules.includes(rule)) ?? rules[0], run: 0 };
   const values = () => lossesOf(runs[state.run], state.rule);
   const redraw = (field) => (value) => {
     state[field] = field === "run" ? Number(value) : value;
@@ -228,7 +228,7 @@ function addEntropy(parent, runs) {
     points: [...new Set(runs.flatMap((run) => summaryOf(run).map((size) => size.items)))].sort(d3.ascending).map((x) => ({ x, y: Math.log(x) })),
     look: LIMIT_LOOK,
   });
-  addWithRule(runs, rules, ["softmax"], (state, controls) =>
+  addWithRule(runs, rules, runs.length === 1 ? ["softmax"] : ["trained", "softmax"], (state, controls) =>
     addLines(parent, {
       id: "entropy",
       title: () => {

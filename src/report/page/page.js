@@ -74,6 +74,7 @@ function comparisonHeadline(data) {
 function drawReproductions(data) {
   const { runs } = data;
   const one = runs.length === 1;
+  if (!one) nameWhatTrained(runs);
   header(one ? `reproduction of “softmax is not enough”, ${runs[0].name}` : "runs compared", ...(one ? runHeadline(runs[0]) : comparisonHeadline(data)));
   if (one) addPaperTable(section("The paper’s Table 1, and these heads"), runs[0]);
   else {

@@ -100,6 +100,12 @@ function addRuleTable(parent, run) {
 
 // ---- several runs, as they were trained
 
+// Rule and normalizer, and what else a recipe may change of the head.
+function trainedWith({ rules, recipe }) {
+  const changes = [recipe.activation === "step" ? "steps" : null, recipe.heads === 2 ? "two heads" : null];
+  return [own(rules, "trained") ?? "softmax", ...changes].filter((change) => change !== null).join(", ");
+}
+
 // Under their own rule and normalizer, else plain softmax; the best at the largest size first.
 function addRanking(parent, runs) {
   const sizes = runs.map((run) => summaryOf(run).map((size) => size.items)).reduce((a, b) => a.filter((items) => b.includes(items)));
@@ -111,23 +117,23 @@ function addRanking(parent, runs) {
   // What no temperature mends: sets whose largest logit is of the wrong class.
   const ceilingOf = (run) =>
     d3.mean(modelsOf(run), (model) => model.sizes.find((size) => size.items === last)?.ranked ?? undefined) ?? entry(run, last, "hard")?.accuracy;
-  const heads = (run) => {
+  const name = (run) => {
     const learned = modelsOf(run).filter((model) => !model.did_not_learn).length;
-    return learned === modelsOf(run).length ? String(learned) : `${learned} of ${modelsOf(run).length} learned`;
+    return learned === modelsOf(run).length ? run.name : `${run.name} (${learned} of ${modelsOf(run).length} learned)`;
   };
   const ranked = [...runs].sort((a, b) => score(b) - score(a));
   parent.append(
     table(
-      `Accuracy, % of sets: mean ± standard deviation over heads. The last columns at ${count(last)} items, in points`,
-      ["run", "heads", "trained with", ...sizes.map(count), "ceiling", "lost to dispersion", "lost to misranking", "median n*"],
+      `Accuracy by size, % of sets, ± standard deviation over heads; then at ${count(last)} items: the ceiling, and points lost to dispersion and to misranking`,
+      ["run", "trained with", ...sizes.map(count), "ceiling", "dispersion", "misranking", "median n*"],
       ranked.map((run) => {
         const [ceiling, accuracy] = [ceilingOf(run), entry(run, last, trained(run))?.accuracy];
         const resolutions = modelsOf(run).map((model) => model.diagnosis.resolution).filter(isNumber);
         return [
-          { text: run.name, "data-run": run.name },
-          heads(run),
-          own(modelsOf(run)[0].rules, "trained") ?? "softmax",
-          ...sizes.map((items) => withDeviation(entry(run, items, trained(run)))),
+          { text: name(run), "data-run": run.name },
+          trainedWith(modelsOf(run)[0]),
+          ...sizes.slice(0, -1).map((items) => percent(entry(run, items, trained(run))?.accuracy)),
+          withDeviation(entry(run, last, trained(run))),
           isNumber(ceiling) ? percent(ceiling) : "–",
           isNumber(ceiling) && isNumber(accuracy) ? percent(ceiling - accuracy) : "–",
           isNumber(ceiling) ? percent(1 - ceiling) : "–",
