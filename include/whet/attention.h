@@ -24,8 +24,10 @@
 // largest error divided by the row's beta is at most twice the plain one's, plus 4 2^-24 max|v|. (Products of
 // size D round by about D 2^-24 |q| |k|, which a large beta multiplies, in any evaluation: a row where the
 // plain one happens to be exact says nothing.) 16-bit: the same for the arithmetic on the rounded inputs,
-// then rounded. f64: skips at 2^-53 at most. A forward call gives the same bits for every number of threads
-// and with or without any of the optional outputs.
+// then rounded. f64: skips at 2^-53 at most. Weights that aren't divided by their sum (sigmoid, relu,
+// softpick) may sum to far more than 1, and errors grow with that sum: they are outside of this bound. A
+// forward call gives the same bits for every number of threads and with or without any of the optional
+// outputs.
 #ifndef WHET_ATTENTION_H_
 #define WHET_ATTENTION_H_
 
@@ -62,7 +64,7 @@ struct RowIndex {
 // Tiles of a call: groups of rows by ranges of keys, of a size that the library chooses. Fit for ratios, not
 // for comparison between versions.
 struct TileCounts {
-  std::int64_t tiles = 0;    // with at least one key that causal, window and lengths leave visible
+  std::int64_t tiles = 0;  // with at least one key that causal, window and lengths leave visible
   // Of those, tiles whose weights are certain not to matter. Backward: whose products were left out, or taken
   // over the few keys alone that count.
   std::int64_t skipped = 0;
