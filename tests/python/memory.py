@@ -11,7 +11,7 @@ def resident():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 {setup}
-calls({count} // 5)
+calls({count})
 before = resident()
 calls({count})
 print(resident() - before)
@@ -19,7 +19,7 @@ print(resident() - before)
 
 
 def growth(setup, count=100_000):
-    """Bytes over `count` calls, made by the function calls(count) that `setup` defines, after a fifth as many. In a
-    process of its own, whose heap has no holes that fill up slowly."""
+    """Bytes over `count` calls, made by the function calls(count) that `setup` defines, after as many. In a
+    process of its own, and after calls that fill the holes of its heap, which takes a while."""
     script = _SCRIPT.format(setup=setup, count=count)
     return int(subprocess.run([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True).stdout)
