@@ -190,6 +190,24 @@ HWY_INLINE void ChooseBetaFor(const RowInput<T>& row, const Rule& rule, Wanted w
   }
 }
 
+// Weigh of a normalizer, compiled once for all that call it, but for softmax, whose short rows would feel the
+// call.
+template <class Normalizer, typename T>
+HWY_NOINLINE void WeighApart(const Runs<T>& runs, const Needs& needs, T* out, const T* next,
+                             RowResult<T>& result) {
+  Normalizer::Weigh(runs, needs, out, next, result);
+}
+
+template <class Normalizer, typename T>
+HWY_INLINE void WeighKeys(const Runs<T>& runs, const Needs& needs, T* out, const T* next,
+                          RowResult<T>& result) {
+  if constexpr (Normalizer::kIsExponential) {
+    Normalizer::Weigh(runs, needs, out, next, result);
+  } else {
+    WeighApart<Normalizer>(runs, needs, out, next, result);
+  }
+}
+
 // False for a row without visible keys, whose sums.z stays 0, and for one that holds NaN, where it is NaN.
 template <typename T>
 HWY_INLINE bool CanBeWeighed(const RowResult<T>& result) {
@@ -250,8 +268,8 @@ HWY_NOINLINE RowResult<T> WeighRow(const RowInput<T>& row, const Rule& rule, Wan
   if (Normalizer::kIsExponential && all && result.weights != nullptr) {
     std::copy_n(result.weights, row.size(), out);
   } else {
-    Normalizer::Weigh(runs, {wanted.mean(asked), wanted.stats}, out, result.measured ? nullptr : row.next,
-                      result);
+    WeighKeys<Normalizer>(runs, {wanted.mean(asked), wanted.stats}, out, result.measured ? nullptr : row.next,
+                          result);
   }
   if (wanted.stats) SharpStats<Normalizer>(runs, out, result);
   if (Normalizer::kIsSparse && row.tiles != nullptr && row.tiles->keep != nullptr && result.sums.z > 0) {
@@ -271,8 +289,8 @@ HWY_INLINE void NormaliseRow(const RowInput<T>& row, const Rule& rule, Wanted wa
   ChooseBetaFor<Normalizer>(row, asked, wanted, result);
   const bool summed = Normalizer::kIsExponential && result.summed;
   if (CanBeWeighed(result) && !summed) {
-    Normalizer::Weigh(Runs<T>{row, true, true}, {wanted.mean(asked), wanted.stats}, out,
-                      result.measured ? nullptr : row.next, result);
+    WeighKeys<Normalizer>(Runs<T>{row, true, true}, {wanted.mean(asked), wanted.stats}, out,
+                          result.measured ? nullptr : row.next, result);
     result.weights = out;
   }
   if (wanted.stats) SharpStats<Normalizer>(Runs<T>{row, true}, out, result);
@@ -292,7 +310,7 @@ HWY_INLINE void NormaliseRow(const RowInput<T>& row, const Rule& rule, Wanted wa
 template <class Normalizer, typename T>
 HWY_NOINLINE Sums WeighPart(const RowInput<T>& row, T top, double beta, T* out) {
   RowResult<T> result{.beta = beta, .top = top, .key_max = top};
-  Normalizer::Weigh(Runs<T>{row, true}, {}, out, static_cast<const T*>(nullptr), result);
+  WeighKeys<Normalizer>(Runs<T>{row, true}, {}, out, static_cast<const T*>(nullptr), result);
   return result.sums;
 }
 
@@ -359,8 +377,8 @@ HWY_NOINLINE SavedRow SaveRow(const RowInput<T>& row, const Rule& rule) {
   RowResult<T> result;
   ChooseBetaApart(row, RuleFor<Normalizer>(rule), false, true, result);
   if (CanBeWeighed(result) && !(Normalizer::kIsExponential && result.summed)) {
-    Normalizer::Weigh(Runs<T>{row, true}, {.mean = needs_entropy(rule)}, static_cast<T*>(nullptr),
-                      static_cast<const T*>(nullptr), result);
+    WeighKeys<Normalizer>(Runs<T>{row, true}, {.mean = needs_entropy(rule)}, static_cast<T*>(nullptr),
+                          static_cast<const T*>(nullptr), result);
   }
   return Saved(result, RuleFor<Normalizer>(rule));
 }
