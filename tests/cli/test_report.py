@@ -194,7 +194,7 @@ def test_names_that_are_no_utf8_are_shown_escaped(here_with_runs):
     name = os.fsdecode(b"bad\xff")
     shutil.copytree("b", name)
     assert json.loads(ok("report", "a", name, "--format", "json"))["runs"][1]["name"] == "bad\\xff"
-    assert ok("report", "a", name, "--format", "md").startswith("## bad\\xff against a,")
+    assert "\n## bad\\xff against a," in ok("report", "a", name, "--format", "md")
     assert ok("report", name) == "Open bad\\xff/report.html in a browser.\n"
     refused(1, "report", name + "x", saying="bad\\xffx: cannot open")
 
@@ -203,7 +203,7 @@ def test_names_with_bars_stay_in_their_cells(here_with_runs):
     os.rename("b", "b|c")
     lines = ok("report", "a", "b|c", "--format", "md").splitlines()
     head = next(line for line in lines if line.startswith("| items"))
-    assert " b\\|c |" in head and {len(re.findall(r"(?<!\\)\|", line)) for line in lines if line.startswith("|")} == {6}
+    assert " b\\|c |" in head and {len(re.findall(r"(?<!\\)\|", line)) for line in lines if line.startswith("|")} == {9, 6}  # the ranking, the differences
 
 
 def changed(**fields):
