@@ -22,7 +22,10 @@
 namespace whet::kernels {
 
 // Calls the version of an exported kernel that was compiled for the chosen target.
-#define WHET_DISPATCH(FUNCTION) (*(HWY_DISPATCH_TABLE(FUNCTION)[::whet::core::chosen_target().GetIndex()]))
+// Where one target alone is compiled, Highway's table has it alone.
+#define WHET_DISPATCH(FUNCTION) \
+  (*(HWY_DISPATCH_TABLE(        \
+      FUNCTION)[(HWY_TARGETS & (HWY_TARGETS - 1)) == 0 ? 0 : ::whet::core::chosen_target().GetIndex()]))
 
 struct RowJob {
   core::Rows rows;
