@@ -302,6 +302,7 @@ std::string ranking_table(const std::vector<results::NamedResults>& runs,
                           const std::vector<std::int64_t>& sizes) {
   const std::int64_t last = sizes.back();
   std::vector<const results::NamedResults*> ranked;
+  ranked.reserve(runs.size());
   for (const results::NamedResults& run : runs) ranked.push_back(&run);
   const auto score = [&](const results::NamedResults* run) {
     const auto& results = std::get<Reproduction>(run->results);
