@@ -222,6 +222,8 @@ def _first(call: Call, stats: Stats, rows: slice) -> Tensor:
         at = index[:, None, None, None].expand(batch, mask.shape[1], mask.shape[2], 1)
         column = mask.expand(batch, -1, -1, -1).gather(-1, at)[..., rows, 0]
         seen, bias = (column, None) if mask.dtype == torch.bool else (column > -torch.inf, column)
+    if query.dtype.itemsize == 2:
+        query, keys = query.float(), keys.float()
     groups = query.unflatten(1, (key.shape[1], -1))
     logit = torch.matmul(groups, keys[:, :, None, :, None]).squeeze(-1).flatten(1, 2).to(torch.float64)
     logit = logit * (call.scale if call.scale is not None else query.shape[-1] ** -0.5)
@@ -231,6 +233,8 @@ def _first(call: Call, stats: Stats, rows: slice) -> Tensor:
         logit = call.softcap * (logit / call.softcap).tanh()
     if bias is not None:
         logit = logit + bias
+    if call.sinks is not None:  # which may be the largest logit of a row; peak is of the largest that has a key
+        stats = stats._replace(max=stats.log_sum_exp + stats.peak.log())
     weight = _weight(logit, stats, call.normalizer)
     return weight if seen is None else weight * seen
 
@@ -240,9 +244,10 @@ def _weight(logit: Tensor, stats: Stats, normalizer: Any) -> Tensor:
     if not isinstance(normalizer, str):
         normalizer = f"entmax:{float(normalizer.alpha)}"
     name, _, parameter = normalizer.partition(":")
-    below = (stats.beta * (logit - stats.max)).clamp(max=0.0)
+    below = (stats.beta * (logit - stats.max)).clamp(max=0.0).nan_to_num()
     if name in ("softmax", "top-k", "hard", "straight-through"):
-        return stats.sharp_peak * below.exp() * (logit >= stats.threshold)
+        # The kernel rounded its logits otherwise: one that is the threshold may seem to be just below it.
+        return stats.sharp_peak * below.exp() * (logit >= stats.threshold - 1e-5 * (1 + stats.max.abs()))
     if name in ("sparsemax", "entmax15", "entmax"):
         alpha = {"sparsemax": 2.0, "entmax15": 1.5}.get(name) or float(parameter)
         room = (stats.max - stats.threshold).clamp(min=1e-300)
