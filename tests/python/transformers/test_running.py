@@ -66,7 +66,7 @@ def test_compiled_without_a_break(architecture):
 
 
 def test_collecting_from_a_compiled_model():
-    model, ids = small_model("llama"), tokens()
+    model, ids = small_model("llama", num_hidden_layers=1), tokens()
     with whet.transformers.collect(model) as plain, torch.no_grad():
         model(ids)
     with whet.transformers.collect(model) as stats, torch.no_grad():
