@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
@@ -50,6 +51,11 @@ class Loaded(NamedTuple):
     def reaches_beyond_context(self) -> bool:
         """Whether positions past the trained context can be computed at all: not where they are a table."""
         return getattr(self.config, "rope_parameters", None) is not None or self.context is None
+
+    @property
+    def last_logits(self) -> dict[str, int]:
+        """Arguments that keep a forward pass from computing logits nobody reads."""
+        return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
 
     def facts(self) -> dict[str, Any]:
         """`model` of results.json."""

@@ -72,6 +72,19 @@ class Call:
             if return_stats else None
         return out, stats
 
+    def stats_under(self, rule: RuleLike, rows: slice) -> Stats:
+        """The stats of these rows if all heads had this rule and softmax."""
+        query, mask, causal, factor = self.query, self.mask, self.causal, self.query_scale
+        sees_all = mask is not None or not causal or query.shape[2] == self.key.shape[2]  # that its mask leaves it
+        if rows == slice(-1, None) and sees_all and not self.starts:  # the last query needs no others' company
+            query, causal = query[:, :, -1:], False
+            mask = mask if mask is None or mask.shape[2] == 1 else mask[:, :, -1:]
+            rows = slice(None)
+        options: dict[str, Any] = dict(rule=rule, softcap=self.softcap, sinks=self.sinks, query_scale=factor,
+                                       return_stats=True, **self.starts)
+        _, stats = attention(query, self.key, self.value, mask, 0.0, causal, self.scale, True, **options)
+        return Stats(*(field[:, :, rows] for field in stats))
+
     def _part(self, heads: slice | list[int], rule: RuleLike | list[RuleLike], normalizer: NormalizerLike,
               return_stats: bool) -> tuple[Tensor, Any]:
         query, key, value, mask, sinks, factor = \

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+import whet
+from whet.rules import RuleLike
 from whet.stats import Stats
 from whet.transformers._attention import ATTRIBUTE, Call
 from whet.transformers._settings import attention_modules, enable, head_count, is_enabled
@@ -37,13 +39,13 @@ class Rows:
     Several calls of the model, as in generate(), are joined along the queries.
     """
 
-    def __init__(self, layers: list[int], rows: slice) -> None:
+    def __init__(self, layers: list[int], rows: slice, rule: RuleLike = None) -> None:
         self.layers = layers
-        self._rows = rows
+        self._rows, self._rule = rows, rule
         self._calls: dict[int, list[Tensor]] = {layer: [] for layer in layers}
 
     def add(self, layer: int, call: Call, stats: Stats) -> None:
-        self._calls[layer].append(_fields(call, stats, self._rows).to(torch.float32))
+        self._calls[layer].append(_fields(call, stats, self._rows, self._rule).to(torch.float32))
 
     def __getattr__(self, name: str) -> np.ndarray:
         if name not in FIELDS:
@@ -69,9 +71,9 @@ class Summary:
     ``rows`` how many rows there were, [layer, head].
     """
 
-    def __init__(self, layers: list[int], heads: int, rows: slice) -> None:
+    def __init__(self, layers: list[int], heads: int, rows: slice, rule: RuleLike = None) -> None:
         self.layers = layers
-        self._rows = rows
+        self._rows, self._rule = rows, rule
         shape = (len(layers), heads, len(FIELDS))
         self._count = torch.zeros(shape, dtype=torch.float64)
         self._mean = torch.zeros(shape, dtype=torch.float64)
@@ -81,7 +83,8 @@ class Summary:
         self._bins = [torch.zeros((len(layers), heads, _BINS[name][2]), dtype=torch.int64) for name in FIELDS]
 
     def add(self, layer: int, call: Call, stats: Stats) -> None:
-        values = _fields(call, stats, self._rows).transpose(1, 2).flatten(2).to(torch.float64)  # field, head, row
+        kept = _fields(call, stats, self._rows, self._rule)
+        values = kept.transpose(1, 2).flatten(2).to(torch.float64)  # field, head, row
         at = self.layers.index(layer)
         valid = ~values.isnan()
         values = values.nan_to_num(0.0, 0.0, 0.0)
@@ -145,12 +148,12 @@ class Summary:
 
 
 @overload
-def collect(model: PreTrainedModel, *, rows: int | slice | None = None,
+def collect(model: PreTrainedModel, *, rows: int | slice | None = None, rule: RuleLike = None,
             summary: Literal[False] = False) -> AbstractContextManager[Rows]: ...
 @overload
-def collect(model: PreTrainedModel, *, rows: int | slice | None = None,
+def collect(model: PreTrainedModel, *, rows: int | slice | None = None, rule: RuleLike = None,
             summary: Literal[True]) -> AbstractContextManager[Summary]: ...
-def collect(model: PreTrainedModel, *, rows: int | slice | None = None,
+def collect(model: PreTrainedModel, *, rows: int | slice | None = None, rule: RuleLike = None,
             summary: bool = False) -> AbstractContextManager[Any]:
     """Statistics of the attention that a model computes inside the block.
 
@@ -160,6 +163,8 @@ def collect(model: PreTrainedModel, *, rows: int | slice | None = None,
     Args:
         model: as of enable().
         rows: which queries of each call to keep, as Python indexes them: -1 for the last, a slice, or None for all.
+        rule: ``beta``, ``sharp_entropy`` and ``sharp_peak`` as this rule would have them, with softmax, though it isn't
+            applied: what the model computes stays as it is. Default: those of the attention that was computed.
         summary: mean, deviation, histogram and quantiles by layer and head instead of all rows: memory then doesn't
             grow with the input.
 
@@ -172,8 +177,10 @@ def collect(model: PreTrainedModel, *, rows: int | slice | None = None,
         rows = slice(None)
     elif not isinstance(rows, slice):
         raise TypeError(f"rows: is a {type(rows).__name__}, must be an integer, a slice or None")
+    name = None if rule is None else whet.rule(rule).name
     layers = sorted({index for index, _ in attention_modules(model)})
-    return _collecting(model, Summary(layers, head_count(model), rows) if summary else Rows(layers, rows))
+    collector = Summary(layers, head_count(model), rows, name) if summary else Rows(layers, rows, name)
+    return _collecting(model, collector)
 
 
 @contextmanager
@@ -198,12 +205,13 @@ def _field(name: str) -> int:
     return FIELDS.index(name)
 
 
-def _fields(call: Call, stats: Stats, rows: slice) -> Tensor:
+def _fields(call: Call, stats: Stats, rows: slice, rule: RuleLike) -> Tensor:
     """FIELDS of the rows kept, (field, B, H, N), NaN where a row sees no key."""
     kept = Stats(*(field[:, :, rows] for field in stats))
+    sharp = kept if rule is None else call.stats_under(rule, rows)
     relative = kept.entropy / kept.count.clamp(min=2).log()
     found = torch.stack([kept.count, kept.entropy, relative, kept.peak, kept.spread, _first(call, kept, rows),
-                         kept.beta, kept.sharp_entropy, kept.sharp_peak])
+                         sharp.beta, sharp.sharp_entropy, sharp.sharp_peak])
     return found.masked_fill(kept.count == 0, math.nan)
 
 
