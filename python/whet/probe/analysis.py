@@ -66,7 +66,8 @@ def heads_of(samples: Sequence[Sample], thresholds: Thresholds = THRESHOLDS) -> 
     for layer, head in np.ndindex(first.shape):
         at = layer, head
         heads.append({"layer": layer, "head": head,
-                      "class": class_of(first[at], share[at], line.slope[at], line.low[at], thresholds),
+                      "class": class_of(float(first[at]), float(share[at]), float(line.slope[at]), float(line.low[at]),
+                                        thresholds),
                       "slope": float(line.slope[at]), "low": float(line.low[at]), "high": float(line.high[at]),
                       "horizon": float(reach[at])})
     return heads

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
 import whet
 from whet.probe import files, models, program, report
+from whet.probe.advise import advise
+from whet.probe.advise import table as advice_table
 from whet.probe.analysis import Sample
 from whet.probe.measure import Plan, Store, check_lengths, config_of, measure
 from whet.probe.prompts import KINDS, Prompts, read_text
@@ -97,10 +98,8 @@ def _main(arguments: Sequence[str]) -> None:
     samples = measure(loaded, prompts, plan, store, show)
     found = report.results(program.line_of(NAME, arguments), threads, loaded, prompts, plan, samples)
     if advice_text is not None:
-        from whet.probe.advise import advise
-
-        advice = advise(loaded, advice_text, found["heads"], min(plan.lengths), options.seed, progress.step)
-        found.update(advice.results())
+        found.update(advise(loaded, advice_text, found["heads"], found["lengths"][0], options.seed,
+                            progress.step).results())
     progress.done()
     files.write_json(options.out / report.RESULTS, found)
     problem = report.draw_page(options.out)
@@ -108,6 +107,8 @@ def _main(arguments: Sequence[str]) -> None:
         print((options.out / report.RESULTS).read_text(encoding="utf-8"), end="")
     else:
         print(report.table(found))
+        if "settings" in found:
+            print(f"\n{advice_table(found)}")
     if problem is None:
         progress.say(f"\n{options.out / report.RESULTS} has the numbers, {options.out / report.PAGE} shows them")
     else:

@@ -125,7 +125,7 @@ def statistics_of(loaded: Loaded, prompt: Prompt, plan: Plan) -> dict[str, np.nd
         return {name: np.asarray(getattr(stats, name), np.float64)[:, 0].mean(axis=-1) for name in STATISTICS}
 
 
-class refusals:  # noqa: N801, used as a function
+class refusals:
     """Turns what a model or whet.transformers refuses into one sentence."""
 
     def __init__(self, name: str) -> None:

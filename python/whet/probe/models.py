@@ -160,7 +160,7 @@ def _model(where: str, name: str, dtype: str, download: bool) -> Any:
     try:
         config = AutoConfig.from_pretrained(where, local_files_only=not download)
         _check_layers(where, name, config)
-        model, info = AutoModelForCausalLM.from_pretrained(where, config=config, dtype=getattr(torch, dtype),
+        loaded: Any = AutoModelForCausalLM.from_pretrained(where, config=config, dtype=getattr(torch, dtype),
                                                            local_files_only=not download, output_loading_info=True)
     except ProbeError:
         raise
@@ -172,6 +172,7 @@ def _model(where: str, name: str, dtype: str, download: bool) -> Any:
                              ".gguf file or, to fetch it from huggingface.co, --download") from None
         raise ProbeError(f"{name}: can't be loaded ({one_line(error)}); give the folder of a language model, complete "
                          "and as save_pretrained writes it") from None
+    model, info = loaded
     if info["missing_keys"] or info["mismatched_keys"]:
         lost = sorted(str(key) for key in (*info["missing_keys"], *info["mismatched_keys"]))
         raise ProbeError(f"{name}: its weights lack {lost[0]} ({len(lost)} in all); the file is incomplete or of another "
