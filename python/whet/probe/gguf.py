@@ -72,11 +72,10 @@ class _Walk:
         if not isinstance(alignment, int) or alignment < 1:
             raise _Broken(f"alignment {alignment}")
         start = -(-self._at // alignment) * alignment
-        for name, elements, offset in infos:
-            # Formats of one bit per element and more exist: no tensor can be smaller.
-            if start + offset + elements // 8 > self._size:
-                raise _Broken(f"tensor {name!r} ends after the file")
-        return Header(values, keys, len(infos), sum(elements for _, elements, _ in infos))
+        for tensor in infos:
+            if start + tensor.offset + tensor.size > self._size:
+                raise _Broken(f"tensor {tensor.name!r} ends after the file")
+        return Header(values, keys, len(infos), sum(tensor.elements for tensor in infos))
 
     def _fits(self, count: int, least: int, what: str) -> int:
         if count * least > self._size - self._at:
@@ -117,13 +116,30 @@ class _Walk:
         else:
             raise _Broken(f"an array of type {kind}")
 
-    def _tensor(self) -> tuple[str, int, int]:
+    def _tensor(self) -> _Tensor:
         name, axes = self._string(), self._number("<I")
         if axes > 4:
             raise _Broken(f"tensor {name!r} of {axes} dimensions")
-        sizes = [self._number("<Q") for _ in range(axes)]
-        self._number("<I")
-        return name, math.prod(sizes), self._number("<Q")
+        elements = math.prod(self._number("<Q") for _ in range(axes))
+        block, size = _block(self._number("<I"))
+        return _Tensor(name, elements, -(-elements // block) * size, self._number("<Q"))
+
+
+class _Tensor(NamedTuple):
+    name: str
+    elements: int
+    size: int  # bytes
+    offset: int
+
+
+def _block(kind: int) -> tuple[int, int]:
+    """Elements and bytes of a block of a quantized type."""
+    from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+
+    try:
+        return GGML_QUANT_SIZES[GGMLQuantizationType(kind)]
+    except (KeyError, ValueError):
+        raise _Broken(f"a tensor of type {kind}") from None
 
 
 def convert(path: Path, folder: Path) -> None:

@@ -14,6 +14,9 @@ from whet.probe.errors import ProbeError
 
 def run(name: str, body: Callable[[Sequence[str]], None], arguments: Sequence[str] | None) -> None:
     """Runs a program. Exits with 1 and one sentence if it can't be done, 130 if interrupted; wrong use exits with 2."""
+    # Read when torch is loaded, which is later. On a machine with other work, threads that spin while they wait took up to
+    # ten times as long.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("TQDM_DISABLE", "1")  # libraries keep their bars to themselves
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     try:

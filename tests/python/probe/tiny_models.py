@@ -43,7 +43,7 @@ def write_gguf(path, blocks=LAYERS, tokenizer=True, architecture="llama"):
                        (writer.add_head_count, HEADS), (writer.add_head_count_kv, KEY_HEADS),
                        (writer.add_rope_freq_base, 10000.0), (writer.add_layer_norm_rms_eps, 1e-5)):
         add(value)
-    tokens = ["<|endoftext|>", *"0123456789", *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", *".,:;?!'", "Ġ"]
+    tokens = ["<|endoftext|>", *"0123456789", *"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ", *".,:;?!'", "Ġ", "th", "is"]
     if tokenizer:
         writer.add_tokenizer_model("gpt2")
         writer.add_tokenizer_pre("smollm")
