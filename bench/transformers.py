@@ -220,7 +220,7 @@ def whet_route(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tenso
     layer = Layer(0)
     call = Call(query, key, value, None, True, None, 0.0, None, 0.0, {}, layer)
     out, stats = call.attend(layer, True)
-    fields = _fields(call, stats, slice(None))
+    fields = _fields(call, stats, slice(None), None)
     return out, torch.stack([fields[i] for i in (1, 3, 5, 4)]).float()
 
 
