@@ -168,7 +168,7 @@ def _decoding(model: Any, ids: Tensor) -> Bar:
 
     def step() -> Tensor:
         logits = model(ids[:, -1:], past_key_values=cache).logits
-        cache.crop(tokens)
+        cache.crop(-1)
         return logits
 
     def with_statistics() -> Tensor:
