@@ -1,4 +1,5 @@
-// Small results, for tests: one head of one size and four rules; a benchmark of one section.
+// Small results, for tests: one head of one size and four rules; a benchmark of one section; a probe of four
+// heads at two lengths.
 #ifndef WHET_TESTS_RESULTS_EXAMPLE_H_
 #define WHET_TESTS_RESULTS_EXAMPLE_H_
 
@@ -49,6 +50,67 @@ inline Benchmark benchmark_example() {
                        .headers = {"shape", "ns"},
                        .rows = {{"4×4", "1.2"}},
                        .bars = {{"whet × torch", 0.7, 0.8, true}}}};
+  return results;
+}
+
+// The same value in every head.
+inline HeadStatistic everywhere(double mean, double error) {
+  return {.mean = {{mean, mean}, {mean, mean}}, .error = {{error, error}, {error, error}}};
+}
+
+// Two layers of two heads, one of each class, at 64 and 256 tokens.
+inline Probe probe_example() {
+  Probe results;
+  results.provenance = {"whet probe", "0.1.0", "a machine", "AVX2", 2};
+  results.model = {.name = "tiny",
+                   .architecture = "llama",
+                   .layers = 2,
+                   .heads = 2,
+                   .key_heads = 1,
+                   .parameters = 1234567,
+                   .context = 8192};
+  results.prompts = {.kind = "max", .example = "What is the maximum?", .per_length = 4, .seed = 1};
+  results.rule = "paper";
+  results.horizon_weight = 0.5;
+  results.thresholds = {.sink = 0.5, .uniform = 0.9, .dispersing = 0.2};
+  for (const double tokens : {64.0, 256.5}) {
+    const HeadStatistics statistics{.entropy = everywhere(std::log(tokens) / 2, 0.0625),
+                                    .relative_entropy = everywhere(0.5, 0.015625),
+                                    .peak = everywhere(0.25, 0.125),
+                                    .first = everywhere(0.125, NAN),
+                                    .spread = everywhere(12, 1),
+                                    .beta = everywhere(1.5, 0.25),
+                                    .sharp_entropy = everywhere(1, 0.25),
+                                    .sharp_peak = everywhere(0.75, 0.25)};
+    results.lengths.push_back({.tokens = tokens, .prompts = 4, .statistics = statistics});
+  }
+  results.heads = {{0, 0, "sharp", 0.0625, -0.25, 0.375, 162755.75},
+                   {0, 1, "sink", 0, NAN, NAN, 1e300},
+                   {1, 0, "uniform", 0.9, 0.875, 0.925, 12},
+                   {1, 1, "dispersing", 0.5, 0.25, 0.75, NAN}};
+  return results;
+}
+
+// The same after its settings were compared.
+inline Probe advised_probe_example() {
+  Probe results = probe_example();
+  results.settings = {{.name = "none",
+                       .perplexity = 18.75,
+                       .perplexity_low = 18,
+                       .perplexity_high = 19.5,
+                       .needle = 0.75,
+                       .needle_low = 0.5,
+                       .needle_high = 0.9,
+                       .tokens = 1500},
+                      {.name = "paper, all heads",
+                       .perplexity = 20,
+                       .perplexity_low = 19,
+                       .perplexity_high = 21,
+                       .difference = 0.0645,
+                       .low = 0.05,
+                       .high = 0.08,
+                       .tokens = 1500}};
+  results.verdict = "Don't sharpen this model: perplexity grows from 18.75 to 20.";
   return results;
 }
 

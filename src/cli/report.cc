@@ -34,6 +34,11 @@ struct Arguments {
   std::string format = "html";
 };
 
+template <typename Kind>
+bool is_of(const std::vector<results::NamedResults>& runs) {
+  return std::holds_alternative<Kind>(runs.front().results);
+}
+
 std::vector<results::NamedResults> load(const std::vector<std::string>& paths) {
   std::vector<results::NamedResults> runs;
   for (const std::string& path : paths) {
@@ -55,6 +60,9 @@ std::vector<results::NamedResults> load(const std::vector<std::string>& paths) {
                       .append("; compare one kind"));
     }
   }
+  if (runs.size() > 1 && is_of<results::Probe>(runs)) {
+    throw Error("DIR: has " + std::to_string(runs.size()) + " probes; name one, since they are not compared");
+  }
   // Folders of the same name are told apart by their paths.
   std::vector<std::string> names;
   names.reserve(runs.size());
@@ -65,12 +73,8 @@ std::vector<results::NamedResults> load(const std::vector<std::string>& paths) {
   return runs;
 }
 
-bool is_reproduction(const std::vector<results::NamedResults>& runs) {
-  return std::holds_alternative<results::Reproduction>(runs.front().results);
-}
-
 std::vector<results::Comparison> comparisons_of(const std::vector<results::NamedResults>& runs) {
-  if (runs.size() == 1 || !is_reproduction(runs)) return {};
+  if (runs.size() == 1 || !is_of<results::Reproduction>(runs)) return {};
   std::vector<const results::Reproduction*> reproductions;
   reproductions.reserve(runs.size());
   for (const results::NamedResults& run : runs)
@@ -85,7 +89,10 @@ Json data_of(const std::vector<results::NamedResults>& runs) {
 // ---- the formats that are text
 
 std::string markdown(const std::vector<results::NamedResults>& runs) {
-  if (!is_reproduction(runs)) {
+  if (is_of<results::Probe>(runs)) {
+    return report::markdown_tables(std::get<results::Probe>(runs.front().results));
+  }
+  if (is_of<results::Benchmark>(runs)) {
     throw Error("--format: is 'md', which benchmarks write themselves (--markdown); html and json draw them");
   }
   return runs.size() == 1 ? report::markdown_tables(std::get<results::Reproduction>(runs.front().results))

@@ -30,6 +30,12 @@ TEST(Page, CarriesItsDataAndNothingToFillIn) {
   EXPECT_NE(page.find("Mike Bostock"), page.npos);
 }
 
+TEST(Page, CarriesAProbe) {
+  const Json data = page_data({{"run", results::advised_probe_example()}}, {});
+  EXPECT_EQ(Json::parse(data_in(html_page(data))).dump(), data.dump());
+  EXPECT_EQ(data.at("runs").at(0).at("results").at("kind"), "probe");
+}
+
 TEST(Page, LetsNoNameOut) {
   const Json data = page_data({{"</script><!--\xe2\x80\xa8&@data@", results::example()}}, {});
   const std::string text = data_in(html_page(data));

@@ -111,5 +111,55 @@ TEST(Tables, CsvHasALineForEverything) {
             "3,64,10,\"hard\",0.8,1.5,0.25,0.125,0.75\n");
 }
 
+TEST(ProbeTables, SayWhatResultsSay) {
+  const std::string text = markdown_tables(results::advised_probe_example());
+  for (const char* part :
+       {"tiny (llama): 2 layers of 2 heads, 1234567 parameters, trained for 8192 tokens. Prompts of kind "
+        "max, 4 "
+        "per length, of 64 and 256 tokens; of the last query row. Rule: paper.\n",
+        "\nDon't sharpen this model: perplexity grows from 18.75 to 20.\n",
+        " weight on the first key is 0.5 or more |\n|    uniform |     1 |",
+        "|             none | 18.75 [18.00, 19.50] | 0.0000 [0.0000, 0.0000] | 75.0 [50.0, 90.0] |   1500 "
+        "|\n",
+        "| paper, all heads | 20.00 [19.00, 21.00] | 0.0645 [0.0500, 0.0800] |                 - |   1500 "
+        "|\n"}) {
+    EXPECT_NE(text.find(part), text.npos) << part << "\nis not in\n" << text;
+  }
+}
+
+// Dispersing, sink, uniform, sharp, whatever their order in the file.
+TEST(ProbeTables, HaveTheDispersingHeadsFirst) {
+  const std::string text = markdown_tables(results::probe_example());
+  EXPECT_EQ(text.find("setting"), text.npos);
+  const std::size_t table = text.find("| layer |");
+  ASSERT_NE(table, text.npos);
+  EXPECT_EQ(text.substr(table),
+            // clang-format off
+      "| layer | head |      class | H at 64 | H at 256 | H / ln n |              slope |  peak | first | spread |  horizon |    β |\n"
+      "|------:|-----:|-----------:|--------:|---------:|---------:|-------------------:|------:|------:|-------:|---------:|-----:|\n"
+      "|     1 |    1 | dispersing |   2.079 |    2.774 |     0.50 |  0.50 [0.25, 0.75] | 0.250 | 0.125 |   12.0 |        - | 1.50 |\n"
+      "|     0 |    1 |       sink |   2.079 |    2.774 |     0.50 |               0.00 | 0.250 | 0.125 |   12.0 | 1.0e+300 | 1.50 |\n"
+      "|     1 |    0 |    uniform |   2.079 |    2.774 |     0.50 |  0.90 [0.88, 0.93] | 0.250 | 0.125 |   12.0 |       12 | 1.50 |\n"
+      "|     0 |    0 |      sharp |   2.079 |    2.774 |     0.50 | 0.06 [-0.25, 0.38] | 0.250 | 0.125 |   12.0 |   162756 | 1.50 |\n");
+  // clang-format on
+}
+
+TEST(ProbeTables, HaveTheSteepestOfAClassFirst) {
+  results::Probe probe = results::probe_example();
+  const double slopes[] = {NAN, 0.25, 0.75, 0.5};
+  for (std::size_t i = 0; i < 4; ++i) {
+    probe.heads[i].head_class = "dispersing";
+    probe.heads[i].slope = slopes[i];
+  }
+  const std::string text = markdown_tables(probe);
+  std::size_t at = text.find("| layer |");
+  for (const char* head :
+       {"\n|     1 |    0 |", "\n|     1 |    1 |", "\n|     0 |    1 |", "\n|     0 |    0 |"}) {
+    const std::size_t next = text.find(head, at);
+    EXPECT_NE(next, text.npos) << head << "\nis out of order in\n" << text;
+    at = std::min(next, text.size());
+  }
+}
+
 }  // namespace
 }  // namespace whet::report

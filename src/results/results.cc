@@ -2,6 +2,9 @@
 
 #include <whet/error.h>
 
+#include <cmath>
+#include <span>
+
 #include "results/json_fields.h"
 
 namespace whet::results {
@@ -186,6 +189,98 @@ void fields(Is<Benchmark> auto& benchmark, const Visit& visit) {
 }
 
 template <typename Visit>
+void fields(Is<ProbedModel> auto& model, const Visit& visit) {
+  visit("name", model.name);
+  visit("architecture", model.architecture);
+  visit("layers", model.layers);
+  visit("heads", model.heads);
+  visit("key_heads", model.key_heads);
+  visit("parameters", model.parameters);
+  visit("context", model.context);
+}
+
+template <typename Visit>
+void fields(Is<ProbePrompts> auto& prompts, const Visit& visit) {
+  visit("kind", prompts.kind);
+  visit("example", prompts.example);
+  visit("per_length", prompts.per_length);
+  visit("seed", prompts.seed);
+  visit("rows", prompts.rows);
+}
+
+template <typename Visit>
+void fields(Is<ClassThresholds> auto& thresholds, const Visit& visit) {
+  visit("sink", thresholds.sink);
+  visit("uniform", thresholds.uniform);
+  visit("dispersing", thresholds.dispersing);
+}
+
+template <typename Visit>
+void fields(Is<HeadStatistic> auto& statistic, const Visit& visit) {
+  visit("mean", statistic.mean);
+  visit("error", statistic.error);
+}
+
+template <typename Visit>
+void fields(Is<HeadStatistics> auto& s, const Visit& visit) {
+  visit("entropy", s.entropy);
+  visit("relative_entropy", s.relative_entropy);
+  visit("peak", s.peak);
+  visit("first", s.first);
+  visit("spread", s.spread);
+  visit("beta", s.beta);
+  visit("sharp_entropy", s.sharp_entropy);
+  visit("sharp_peak", s.sharp_peak);
+}
+
+template <typename Visit>
+void fields(Is<ProbedLength> auto& length, const Visit& visit) {
+  visit("tokens", length.tokens);
+  visit("prompts", length.prompts);
+  visit("statistics", length.statistics);
+}
+
+template <typename Visit>
+void fields(Is<ProbedHead> auto& head, const Visit& visit) {
+  visit("layer", head.layer);
+  visit("head", head.head);
+  visit("class", head.head_class);
+  visit("slope", head.slope);
+  visit("low", head.low);
+  visit("high", head.high);
+  visit("horizon", head.horizon);
+}
+
+template <typename Visit>
+void fields(Is<ProbedSetting> auto& setting, const Visit& visit) {
+  visit("name", setting.name);
+  visit("perplexity", setting.perplexity);
+  visit("perplexity_low", setting.perplexity_low);
+  visit("perplexity_high", setting.perplexity_high);
+  visit("difference", setting.difference);
+  visit("low", setting.low);
+  visit("high", setting.high);
+  visit("needle", setting.needle);
+  visit("needle_low", setting.needle_low);
+  visit("needle_high", setting.needle_high);
+  visit("tokens", setting.tokens);
+}
+
+template <typename Visit>
+void fields(Is<Probe> auto& probe, const Visit& visit) {
+  visit("provenance", probe.provenance);
+  visit("model", probe.model);
+  visit("prompts", probe.prompts);
+  visit("rule", probe.rule);
+  visit("horizon_weight", probe.horizon_weight);
+  visit("thresholds", probe.thresholds);
+  visit("lengths", probe.lengths);
+  visit("heads", probe.heads);
+  visit("settings", probe.settings);
+  visit("verdict", probe.verdict);
+}
+
+template <typename Visit>
 void fields(Is<HeadResults> auto& head, const Visit& visit) {
   visit("model", head.model);
   visit("fit_scatter", head.fit_scatter);
@@ -226,6 +321,107 @@ Reproduction read_reproduction(const Json& json) {
   return results;
 }
 
+// ---- a probe: shapes that agree, so that no reader has to check an index
+
+std::string at(const char* list, std::size_t i) { return std::string(list) + "[" + std::to_string(i) + "]"; }
+
+void require(bool holds, const std::string& path, const std::string& problem) {
+  if (!holds) throw Error(path + ": " + problem);
+}
+
+void require_finite(double value, const std::string& path) {
+  require(std::isfinite(value), path, "is null, must be a number");
+}
+
+void require_one_of(const std::string& text, std::span<const std::string_view> allowed,
+                    const std::string& path) {
+  if (std::ranges::find(allowed, text) != allowed.end()) return;
+  std::string names;
+  for (std::size_t i = 0; i < allowed.size(); ++i)
+    names.append(i == 0 ? "" : i + 1 < allowed.size() ? ", " : " or ").append(allowed[i]);
+  throw Error(path + ": is " + Json(text).dump() + ", must be " + names);
+}
+
+struct GridCheck {
+  const ProbedModel& model;
+  std::string path;
+
+  void operator()(const char* name, const HeadStatistic& statistic) const {
+    check(statistic.mean, path + "." + name + ".mean");
+    check(statistic.error, path + "." + name + ".error");
+  }
+  void check(const HeadGrid& grid, const std::string& where) const {
+    check_size(grid.size(), model.layers, where, "layers");
+    for (std::size_t i = 0; i < grid.size(); ++i)
+      check_size(grid[i].size(), model.heads, at(where.c_str(), i), "heads");
+  }
+  static void check_size(std::size_t size, std::int64_t expected, const std::string& where, const char* of) {
+    require(std::cmp_equal(size, expected), where,
+            "has " + std::to_string(size) + " entries, must have one for each of the model's " +
+                std::to_string(expected) + " " + of);
+  }
+};
+
+void check_lengths(const Probe& probe) {
+  require(!probe.lengths.empty(), "lengths", "is empty, must hold at least one length");
+  double before = 0;
+  for (std::size_t i = 0; i < probe.lengths.size(); ++i) {
+    const ProbedLength& length = probe.lengths[i];
+    const std::string path = at("lengths", i);
+    require_finite(length.tokens, path + ".tokens");
+    require(length.tokens > before, path + ".tokens",
+            i == 0 ? "must be positive" : "must be more than at the length before");
+    before = length.tokens;
+    fields(length.statistics, GridCheck{probe.model, path + ".statistics"});
+  }
+}
+
+// After check_lengths(), which bounds layers and heads by what the file holds.
+void check_heads(const Probe& probe) {
+  const ProbedModel& model = probe.model;
+  require(std::cmp_equal(probe.heads.size(), model.layers * model.heads), "heads",
+          "has " + std::to_string(probe.heads.size()) + " entries, must have one for each of the model's " +
+              std::to_string(model.layers) + " x " + std::to_string(model.heads) + " heads");
+  std::vector<bool> seen(probe.heads.size());
+  for (std::size_t i = 0; i < probe.heads.size(); ++i) {
+    const ProbedHead& head = probe.heads[i];
+    const std::string path = at("heads", i);
+    const auto below = [&](std::int64_t value, std::int64_t end, const char* name) {
+      require(value < end, path + "." + name,
+              "is " + std::to_string(value) + ", must be below " + std::to_string(end));
+    };
+    below(head.layer, model.layers, "layer");
+    below(head.head, model.heads, "head");
+    require_one_of(head.head_class, kHeadClasses, path + ".class");
+    const auto index = static_cast<std::size_t>(head.layer * model.heads + head.head);
+    require(!seen[index], path,
+            "is layer " + std::to_string(head.layer) + ", head " + std::to_string(head.head) +
+                " once more, must be another head");
+    seen[index] = true;
+  }
+}
+
+void check_probe(const Probe& probe) {
+  static constexpr std::string_view kPrompts[] = {"max", "needle", "text"}, kRows[] = {"last", "all"};
+  require(probe.model.layers > 0, "model.layers", "is 0, must be 1 or more");
+  require(probe.model.heads > 0, "model.heads", "is 0, must be 1 or more");
+  require_one_of(probe.prompts.kind, kPrompts, "prompts.kind");
+  if (probe.prompts.rows) require_one_of(*probe.prompts.rows, kRows, "prompts.rows");
+  require_finite(probe.horizon_weight, "horizon_weight");
+  require_finite(probe.thresholds.sink, "thresholds.sink");
+  require_finite(probe.thresholds.uniform, "thresholds.uniform");
+  require_finite(probe.thresholds.dispersing, "thresholds.dispersing");
+  check_lengths(probe);
+  check_heads(probe);
+  if (probe.settings) require(!probe.settings->empty(), "settings", "is empty, must hold at least one");
+}
+
+Probe read_probe(const Json& json) {
+  Probe results = read_kind<Probe>(json);
+  check_probe(results);
+  return results;
+}
+
 }  // namespace
 
 std::string kind_of(const Results& results) {
@@ -250,8 +446,9 @@ Results results_from_json(const Json& json) {
   }
   if (kind == Reproduction::kKind) return read_reproduction(json);
   if (kind == Benchmark::kKind) return read_kind<Benchmark>(json);
-  throw Error("kind: is " + kind.dump() + ", this whet knows " + Reproduction::kKind + " and " +
-              Benchmark::kKind + "; use a newer whet");
+  if (kind == Probe::kKind) return read_probe(json);
+  throw Error("kind: is " + kind.dump() + ", this whet knows " + Reproduction::kKind + ", " +
+              Benchmark::kKind + " and " + Probe::kKind + "; use a newer whet");
 }
 
 Json to_json(const HeadResults& head) { return write(head); }

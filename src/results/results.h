@@ -215,9 +215,102 @@ struct Benchmark {
   std::vector<BenchmarkSection> sections{};
 };
 
+// ---- kind "probe": the heads of a language model as inputs grow
+
+struct ProbedModel {
+  std::string name{};
+  std::string architecture{};
+  std::int64_t layers = 0;
+  std::int64_t heads = 0;  // of a layer
+  std::int64_t key_heads = 0;
+  std::int64_t parameters = 0;
+  std::optional<std::int64_t> context{};  // tokens it was trained for, if it says
+};
+
+struct ProbePrompts {
+  std::string kind{};  // max, needle or text
+  std::string example{};
+  std::int64_t per_length = 0;
+  std::uint64_t seed = 0;
+  std::optional<std::string> rows{};  // queries that were measured: last (if not there) or all
+};
+
+// From which value on a head belongs to a class.
+struct ClassThresholds {
+  double sink = 0;        // weight on the first key
+  double uniform = 0;     // entropy / ln n
+  double dispersing = 0;  // slope of the entropy
+};
+
+using HeadGrid = std::vector<std::vector<double>>;  // layers x heads
+
+struct HeadStatistic {
+  HeadGrid mean{};   // over prompts
+  HeadGrid error{};  // standard error of that mean
+};
+
+// Entropy, peak and spread are at beta = 1; first, beta and the sharp ones at the rule's beta.
+struct HeadStatistics {
+  HeadStatistic entropy{};
+  HeadStatistic relative_entropy{};  // entropy / ln n
+  HeadStatistic peak{};
+  HeadStatistic first{};  // weight on the first key
+  HeadStatistic spread{};
+  HeadStatistic beta{};
+  HeadStatistic sharp_entropy{};
+  HeadStatistic sharp_peak{};
+};
+
+struct ProbedLength {
+  double tokens = 0;  // mean over prompts
+  std::int64_t prompts = 0;
+  HeadStatistics statistics{};
+};
+
+inline constexpr std::string_view kHeadClasses[] = {"dispersing", "sink", "uniform", "sharp"};
+
+struct ProbedHead {
+  std::int64_t layer = 0;
+  std::int64_t head = 0;
+  std::string head_class{};  // "class" in JSON; one of kHeadClasses
+  double slope = 0;          // of the entropy against ln tokens, with its 95 % interval low to high
+  double low = 0;
+  double high = 0;
+  double horizon = 0;  // tokens up to which its spread lets one key have the weight horizon_weight
+};
+
+// The model under one choice of rules; intervals are at 95 %.
+struct ProbedSetting {
+  std::string name{};
+  double perplexity = 0;
+  double perplexity_low = 0;
+  double perplexity_high = 0;
+  double difference = 0;  // of the mean log-loss per token from that of "none", in nats
+  double low = 0;
+  double high = 0;
+  std::optional<double> needle{};  // share of needles found
+  std::optional<double> needle_low{};
+  std::optional<double> needle_high{};
+  std::int64_t tokens = 0;  // of text
+};
+
+struct Probe {
+  static constexpr const char* kKind = "probe";
+  Provenance provenance{};
+  ProbedModel model{};
+  ProbePrompts prompts{};
+  std::string rule{};
+  double horizon_weight = 0;
+  ClassThresholds thresholds{};
+  std::vector<ProbedLength> lengths{};  // at least one, ascending
+  std::vector<ProbedHead> heads{};      // each head of each layer once
+  std::optional<std::vector<ProbedSetting>> settings{};
+  std::optional<std::string> verdict{};
+};
+
 // ---- what stands in a file
 
-using Results = std::variant<Reproduction, Benchmark>;
+using Results = std::variant<Reproduction, Benchmark, Probe>;
 
 std::string kind_of(const Results& results);
 

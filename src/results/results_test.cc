@@ -25,8 +25,12 @@ std::string error_of(const Json& json) {
   return "";
 }
 
+std::vector<Results> one_of_each_kind() {
+  return {example(), benchmark_example(), probe_example(), advised_probe_example()};
+}
+
 TEST(Results, ComeBackFromJson) {
-  for (const Results& results : {Results(example()), Results(benchmark_example())}) {
+  for (const Results& results : one_of_each_kind()) {
     const Json json = Json::parse(to_json(results).dump());
     EXPECT_EQ(to_json(results_from_json(json)).dump(), json.dump());
   }
@@ -57,8 +61,7 @@ void collect_keys(const Json& json, std::vector<std::string>& keys) {
 
 TEST(Results, HaveKeysInSnakeCase) {
   std::vector<std::string> keys;
-  for (const Results& results : {Results(example()), Results(benchmark_example())})
-    collect_keys(to_json(results), keys);
+  for (const Results& results : one_of_each_kind()) collect_keys(to_json(results), keys);
   ASSERT_GT(keys.size(), 50U);
   for (const std::string& key : keys)
     EXPECT_EQ(key.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_"), key.npos) << key;
@@ -108,9 +111,9 @@ TEST(Results, NameTheFieldThatIsWrong) {
 
 TEST(Results, OfAnotherKindOrVersionAreRefusedByName) {
   Json json = to_json(example());
-  json["kind"] = "probe";
+  json["kind"] = "weather";
   EXPECT_EQ(error_of(json),
-            "kind: is \"probe\", this whet knows reproduction and benchmark; use a newer whet");
+            "kind: is \"weather\", this whet knows reproduction, benchmark and probe; use a newer whet");
   json["version"] = kVersion + 1;
   EXPECT_EQ(error_of(json),
             "version: is 2, this whet reads version 1; use the whet that wrote it, or a newer one");
@@ -122,6 +125,74 @@ TEST(Results, IgnoreFieldsThatTheyDoNotKnow) {
   Json json = to_json(example());
   json["summary"][0]["weather"] = "fine";
   EXPECT_EQ(to_json(results_from_json(json)).dump(), to_json(example()).dump());
+}
+
+TEST(Probe, NamesTheFieldThatIsMissing) {
+  const Json whole = to_json(advised_probe_example());
+  for (const auto& [path, name] : std::vector<std::pair<std::string, std::string>>{
+           {"/model/key_heads", "model.key_heads"},
+           {"/prompts/example", "prompts.example"},
+           {"/rule", "rule"},
+           {"/thresholds/uniform", "thresholds.uniform"},
+           {"/lengths/1/tokens", "lengths[1].tokens"},
+           {"/lengths/0/statistics/sharp_peak", "lengths[0].statistics.sharp_peak"},
+           {"/lengths/0/statistics/first/error", "lengths[0].statistics.first.error"},
+           {"/heads/2/class", "heads[2].class"},
+           {"/settings/1/high", "settings[1].high"}}) {
+    Json json = whole;
+    const Json::json_pointer pointer(path);
+    json.at(pointer.parent_pointer()).erase(pointer.back());
+    EXPECT_EQ(error_of(json), name + ": is missing");
+  }
+}
+
+TEST(Probe, NamesTheFieldThatIsWrong) {
+  const Json whole = to_json(advised_probe_example());
+  for (const auto& [path, value, error] : std::vector<std::tuple<std::string, std::string, std::string>>{
+           {"/model/layers", "0", "model.layers: is 0, must be 1 or more"},
+           {"/model/heads", "0", "model.heads: is 0, must be 1 or more"},
+           {"/model/context", "null", "model.context: is null, must be a whole number of 0 or more"},
+           {"/model/layers", "9223372036854775807",
+            "lengths[0].statistics.entropy.mean: has 2 entries, must have one for each of the model's "
+            "9223372036854775807 layers"},
+           {"/prompts/kind", "\"poem\"", "prompts.kind: is \"poem\", must be max, needle or text"},
+           {"/prompts/rows", "\"first\"", "prompts.rows: is \"first\", must be last or all"},
+           {"/horizon_weight", "null", "horizon_weight: is null, must be a number"},
+           {"/thresholds/sink", "null", "thresholds.sink: is null, must be a number"},
+           {"/lengths", "[]", "lengths: is empty, must hold at least one length"},
+           {"/lengths/0/tokens", "null", "lengths[0].tokens: is null, must be a number"},
+           {"/lengths/0/tokens", "0", "lengths[0].tokens: must be positive"},
+           {"/lengths/1/tokens", "64", "lengths[1].tokens: must be more than at the length before"},
+           {"/lengths/1/statistics/peak/mean", "[[1, 1]]",
+            "lengths[1].statistics.peak.mean: has 1 entries, must have one for each of the model's 2 layers"},
+           {"/lengths/1/statistics/beta/error/1", "[1, 1, 1]",
+            "lengths[1].statistics.beta.error[1]: has 3 entries, must have one for each of the model's 2 "
+            "heads"},
+           {"/lengths/0/statistics/spread/mean/0/1", "\"wide\"",
+            "lengths[0].statistics.spread.mean[0][1]: is \"wide\", must be a number or null"},
+           {"/heads", "[]", "heads: has 0 entries, must have one for each of the model's 2 x 2 heads"},
+           {"/heads/0/layer", "2", "heads[0].layer: is 2, must be below 2"},
+           {"/heads/0/head", "7", "heads[0].head: is 7, must be below 2"},
+           {"/heads/1/head", "0", "heads[1]: is layer 0, head 0 once more, must be another head"},
+           {"/heads/3/class", "\"bold\"",
+            "heads[3].class: is \"bold\", must be dispersing, sink, uniform or sharp"},
+           {"/settings", "[]", "settings: is empty, must hold at least one"},
+           {"/settings/0/needle", "\"most\"", "settings[0].needle: is \"most\", must be a number or null"},
+           {"/verdict", "null", "verdict: is null, must be text"}}) {
+    Json json = whole;
+    json[Json::json_pointer(path)] = Json::parse(value);
+    EXPECT_EQ(error_of(json), error);
+  }
+}
+
+TEST(Probe, HasNullForWhatOneLengthOrPromptDoesNotGive) {
+  Json json = to_json(probe_example());
+  json["lengths"].erase(1);
+  for (Json& head : json["heads"]) head["slope"] = head["low"] = head["high"] = nullptr;
+  json["model"].erase("context");
+  const auto back = std::get<Probe>(results_from_json(json));
+  EXPECT_TRUE(std::isnan(back.heads[0].slope) && std::isnan(back.lengths[0].statistics.first.error[0][0]));
+  EXPECT_FALSE(back.model.context || back.settings || back.verdict);
 }
 
 }  // namespace

@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 from command import WHET, names, ok, refused, run
 
-sys.path.append(str(Path(__file__).resolve().parents[2] / "bench"))
+sys.path[:0] = [str(Path(__file__).resolve().parents[2] / folder) for folder in ("bench", "tests")]
 import report as bench
+from probe_results import probe_results
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +229,7 @@ def changed(**fields):
     (changed(version=2), "x.json: version: is 2, this whet reads version 1; use the whet that wrote it, or a newer one"),
     (changed(version=0), "version: is 0, this whet reads version 1"),
     (changed(version="1"), "version: is missing or not a whole number"),
-    (changed(kind="weather"), 'kind: is "weather", this whet knows reproduction and benchmark; use a newer whet'),
+    (changed(kind="weather"), 'kind: is "weather", this whet knows reproduction, benchmark and probe; use a newer whet'),
     (changed(provenance=None), "provenance: is missing"),
     (changed(summary=None), "summary: is missing"),
     (changed(summary=[{"items": 3}]), "summary[0].sets: is missing"),
@@ -249,6 +250,49 @@ def test_benchmarks_write_what_whet_reads(here):
     assert shown["results"]["provenance"]["command"] == "python -m bench.rows"
     (section,) = shown["results"]["sections"]
     assert section["rows"] == [["4×4", "1.5"]] and section["bars"][0] == {"text": "a", "value": 0.5, "limit": 1, "at_most": True}
+
+
+# ---- probes
+
+
+def test_a_probe_has_tables_and_a_page(here):
+    results = probe_results()
+    (here / "results.json").write_text(json.dumps(results))
+    assert ok("report", ".") == "Open ./report.html in a browser.\n"
+    assert data_of(here / "report.html")["runs"][0]["results"] == results
+    assert json.loads(ok("report", ".", "--format", "json"))["runs"][0]["results"] == results
+    text = ok("report", "results.json", "--format", "md")
+    assert results["verdict"] in text and "6 layers of 4 heads" in text
+    classes = [cells[3].strip() for line in text.splitlines() if len(cells := line.split("|")) == 14][2:]
+    assert classes == sorted((head["class"] for head in results["heads"]), key=["dispersing", "sink", "uniform", "sharp"].index)
+    settings = [line for line in text.splitlines() if "paper, all heads" in line]
+    assert len(settings) == 1 and " [" in settings[0]
+
+
+def test_probes_are_not_compared(here):
+    for name in ("a", "b"):
+        (here / f"{name}.json").write_text(json.dumps(probe_results()))
+    (here / "rows.json").write_text(json.dumps(benchmark(command="make bench")))
+    for options in ([], ["--format", "md"]):
+        refused(2, "report", "a.json", "b.json", *options, saying="DIR: has 2 probes; name one, since they are not compared")
+    refused(2, "report", "a.json", "rows.json", saying="DIR: has results of kind probe in a.json and benchmark in rows.json")
+
+
+@pytest.mark.parametrize("change, saying", [
+    (lambda r: r["lengths"].clear(), "x.json: lengths: is empty, must hold at least one length"),
+    (lambda r: r["lengths"].reverse(), "lengths[1].tokens: must be more than at the length before"),
+    (lambda r: r["lengths"][2]["statistics"]["peak"]["mean"][5].pop(), "lengths[2].statistics.peak.mean[5]: has 3 entries"),
+    (lambda r: r["heads"].pop(), "heads: has 23 entries, must have one for each of the model's 6 x 4 heads"),
+    (lambda r: r["heads"][3].update({"class": "<b>"}), 'heads[3].class: is "<b>", must be dispersing, sink, uniform or sharp'),
+    (lambda r: r["model"].update(layers=2**62), "lengths[0].statistics.entropy.mean: has 6 entries"),
+])
+def test_probes_whose_parts_disagree_are_refused(here, change, saying):
+    results = probe_results()
+    change(results)
+    (here / "x.json").write_text(json.dumps(results))
+    for options in ([], ["--format", "md"]):
+        refused(1, "report", "x.json", *options, saying=saying)
+    assert names(here) == ["x.json"]
 
 
 def test_wrong_use_is_named(here_with_runs):
