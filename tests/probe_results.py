@@ -42,13 +42,13 @@ def _class_of(layer, layers, draw):
 
 def _slope(kind, draw):
     return {"sink": draw.uniform(0, 0.3), "sharp": draw.uniform(-0.1, 0.15), "dispersing": draw.uniform(0.25, 0.8),
-            "uniform": draw.uniform(0.9, 1.0)}[kind]
+            "uniform": draw.uniform(0.6, 1.0)}[kind]
 
 
 def _statistics(n, kinds, slopes, spreads, draw):
     def entropy(i, j):
         if kinds[i][j] == "uniform":
-            return 0.95 * math.log(n)
+            return (0.9 + slopes[i][j] / 12) * math.log(n) - 0.1 * slopes[i][j]
         start = {"sink": 0.5, "sharp": 0.6, "dispersing": 1.2}[kinds[i][j]] + 0.2 * j
         return min(0.97 * math.log(n), max(0.02, start + slopes[i][j] * math.log(n / 64) + draw.gauss(0, 0.05)))
 

@@ -94,6 +94,21 @@ class Browser:
     def texts(self, selector):
         return self.run(f"[...document.querySelectorAll({json.dumps(selector)})].map((e) => e.textContent)")
 
+    def misplaced_texts(self):
+        """Figures with labels of an axis that touch, or texts that leave the figure."""
+        return self.run("""[...document.querySelectorAll('figure')].flatMap((figure) => {
+            const edge = figure.getBoundingClientRect();
+            const over = [...figure.querySelectorAll('svg text')].filter((t) => {
+                const b = t.getBoundingClientRect();
+                return b.left < edge.left - 1 || b.right > edge.right + 1;
+            });
+            const touching = [...figure.querySelectorAll('.axis')].flatMap((axis) => {
+                const boxes = [...axis.querySelectorAll('text')].map((t) => t.getBoundingClientRect());
+                return boxes.filter((a, i) => boxes.some((b, j) => j > i && a.left < b.right && b.left < a.right && a.top < b.bottom - 3 && b.top < a.bottom - 3));
+            });
+            return over.length + touching.length ? [figure.id] : [];
+        })""")
+
     def focus(self, selector):
         self.run(f"document.querySelector({json.dumps(selector)}).focus()")
 

@@ -319,20 +319,7 @@ def test_it_fits_every_screen(browser, reproduction, width, scheme):
     assert browser.run("document.documentElement.scrollWidth") <= width
     smallest = browser.run("Math.min(...[...document.querySelectorAll('svg text, p, td, button')].map((e) => parseFloat(getComputedStyle(e).fontSize)))")
     assert smallest >= 12
-    # Labels of an axis that touch, and texts that leave their figure.
-    wrong = browser.run("""[...document.querySelectorAll('figure')].flatMap((figure) => {
-        const edge = figure.getBoundingClientRect();
-        const over = [...figure.querySelectorAll('svg text')].filter((t) => {
-            const b = t.getBoundingClientRect();
-            return b.left < edge.left - 1 || b.right > edge.right + 1;
-        });
-        const touching = [...figure.querySelectorAll('.axis')].flatMap((axis) => {
-            const boxes = [...axis.querySelectorAll('text')].map((t) => t.getBoundingClientRect());
-            return boxes.filter((a, i) => boxes.some((b, j) => j > i && a.left < b.right && b.left < a.right && a.top < b.bottom - 3 && b.top < a.bottom - 3));
-        });
-        return over.length + touching.length ? [figure.id] : [];
-    })""")
-    assert wrong == []
+    assert browser.misplaced_texts() == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -5,7 +5,8 @@ const LEGEND_ROW = 20;
 
 // spec of addFigure, and
 //   x, y: {label, log, ticks?, domain?, format}
-//   series(): [{name, points: [{x, y, deviation?}], look, thin?, band?, unlisted?, continues?}]
+//   series(): [{name, points: [{x, y, deviation?, low?, high?}], look, thin?, band?, unlisted?, continues?}]
+//   legend(series): what the legend lists instead of the series; targets: in place of lineTargets
 //   dots(): points of a scatter below the curves
 function addLines(parent, spec) {
   return addFigure(parent, {
@@ -32,7 +33,7 @@ function drawLines(svg, width, spec) {
   const series = spec.series().filter((s) => s.points.length > 0);
   const every = everyNth(spec.dots?.() ?? []);
   const dots = (spec.dots?.() ?? []).filter((_, i) => i % every === 0);
-  const legend = drawLegend(svg, series.filter((s) => !s.unlisted), width, spec.dotsName);
+  const legend = drawLegend(svg, spec.legend?.(series) ?? series.filter((s) => !s.unlisted), width, spec.dotsName);
   const top = legend + 34;
   const height = top + Math.max(190, Math.min(340, Math.round(width * 0.42))) + MARGIN.bottom;
   svg.attr("height", height);
@@ -47,7 +48,7 @@ function drawLines(svg, width, spec) {
   drawDots(svg, dots, x, y);
   series.filter((s) => s.band).forEach((s) => drawBand(svg, s, x, y));
   [...series].sort((a, b) => Boolean(b.look.wide) - Boolean(a.look.wide)).forEach((s) => drawCurve(svg, s, x, y));
-  return lineTargets(spec, series, x, y, { top, bottom: height - MARGIN.bottom });
+  return (spec.targets ?? lineTargets)(spec, series, x, y, { top, bottom: height - MARGIN.bottom });
 }
 
 // ---- scales and axes
@@ -104,7 +105,7 @@ function drawAxes(svg, spec, x, y, { width, height, top, values }) {
     .attr("y1", y)
     .attr("y2", y);
   const axis = (made, transform) => svg.append("g").attr("class", "axis").attr("transform", transform).call(made);
-  axis(d3.axisBottom(x).tickValues(xTicks).tickFormat(spec.x.sizes ? count : short).tickSize(5), `translate(0,${height - MARGIN.bottom})`);
+  axis(d3.axisBottom(x).tickValues(xTicks).tickFormat(spec.x.tick ?? (spec.x.sizes ? count : short)).tickSize(5), `translate(0,${height - MARGIN.bottom})`);
   axis(d3.axisLeft(y).tickValues(yTicks).tickFormat(spec.y.tick ?? short).tickSize(0).tickPadding(6), `translate(${MARGIN.left},0)`).select(".domain").remove();
   keepInside(svg, width);
   svg.append("text").attr("class", "unit").attr("x", 0).attr("y", top - 12).text(spec.y.label);
@@ -138,12 +139,12 @@ function drawBand(svg, series, x, y) {
   const area = d3
     .area()
     .x((p) => x(p.x))
-    .y0((p) => y(p.y - (p.deviation ?? 0)))
-    .y1((p) => y(p.y + (p.deviation ?? 0)));
+    .y0((p) => y(p.low ?? p.y - (p.deviation ?? 0)))
+    .y1((p) => y(p.high ?? p.y + (p.deviation ?? 0)));
   svg.append("path").attr("class", "band").style("fill", `var(${series.look.colour})`).attr("d", area(series.points));
 }
 
-const curveClass = ({ thin, look: l }) => `curve${thin ? " thin" : ""}${l.wide ? " wide" : ""}`;
+const curveClass = ({ thin, faint, look: l }) => `curve${thin ? " thin" : ""}${faint ? " faint" : ""}${l.wide ? " wide" : ""}`;
 
 function drawCurve(svg, series, x, y) {
   const { colour, dash, symbol } = series.look;
@@ -189,7 +190,7 @@ function drawLegend(svg, series, width, dotsName) {
   for (const s of series) {
     const { name, look: l, smooth } = s;
     add(name, (item) => {
-      item.append("path").attr("class", curveClass(s)).style("stroke", `var(${l.colour})`).attr("stroke-dasharray", l.dash).attr("d", "M0,0H25");
+      if (!s.marker) item.append("path").attr("class", curveClass(s)).style("stroke", `var(${l.colour})`).attr("stroke-dasharray", l.dash).attr("d", "M0,0H25");
       if (l.symbol && !smooth) {
         item.append("path").attr("class", "marker").style("stroke", `var(${l.colour})`).attr("d", d3.symbol().type(l.symbol).size(34)).attr("transform", "translate(12.5,0)");
       }

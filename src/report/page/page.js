@@ -99,7 +99,7 @@ function drawReproductions(data) {
   });
 }
 
-const KINDS = { reproduction: drawReproductions, benchmark: drawBenchmarks };
+const KINDS = { reproduction: drawReproductions, benchmark: drawBenchmarks, probe: drawProbe };
 
 function drawPage() {
   const data = JSON.parse(document.getElementById("data").textContent);
