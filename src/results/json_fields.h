@@ -103,9 +103,12 @@ struct Reader {
     if (!object.contains(name)) throw Error(below(name) + ": is missing");
     read(object.at(name), below(name), value);
   }
+  // null is as good as nothing, but for a number that isn't finite.
   template <typename T>
   void operator()(const char* name, std::optional<T>& value) const {
-    if (object.contains(name)) read(object.at(name), below(name), value.emplace());
+    if (!object.contains(name)) return;
+    if (!std::is_same_v<T, double> && object.at(name).is_null()) return;
+    read(object.at(name), below(name), value.emplace());
   }
   std::string below(const char* name) const { return path.empty() ? name : path + "." + name; }
 };

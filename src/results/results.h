@@ -2,7 +2,7 @@
 // (docs/results.md).
 //
 // A number that isn't finite is null in JSON and NaN here. What a head doesn't have (an optional) isn't
-// there.
+// there; a null is read as that, too.
 #ifndef WHET_RESULTS_RESULTS_H_
 #define WHET_RESULTS_RESULTS_H_
 

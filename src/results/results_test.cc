@@ -151,7 +151,7 @@ TEST(Probe, NamesTheFieldThatIsWrong) {
   for (const auto& [path, value, error] : std::vector<std::tuple<std::string, std::string, std::string>>{
            {"/model/layers", "0", "model.layers: is 0, must be 1 or more"},
            {"/model/heads", "0", "model.heads: is 0, must be 1 or more"},
-           {"/model/context", "null", "model.context: is null, must be a whole number of 0 or more"},
+           {"/model/context", "-1", "model.context: is -1, must be a whole number of 0 or more"},
            {"/model/layers", "9223372036854775807",
             "lengths[0].statistics.entropy.mean: has 2 entries, must have one for each of the model's "
             "9223372036854775807 layers"},
@@ -178,7 +178,7 @@ TEST(Probe, NamesTheFieldThatIsWrong) {
             "heads[3].class: is \"bold\", must be dispersing, sink, uniform or sharp"},
            {"/settings", "[]", "settings: is empty, must hold at least one"},
            {"/settings/0/needle", "\"most\"", "settings[0].needle: is \"most\", must be a number or null"},
-           {"/verdict", "null", "verdict: is null, must be text"}}) {
+           {"/verdict", "3", "verdict: is 3, must be text"}}) {
     Json json = whole;
     json[Json::json_pointer(path)] = Json::parse(value);
     EXPECT_EQ(error_of(json), error);
@@ -189,7 +189,7 @@ TEST(Probe, HasNullForWhatOneLengthOrPromptDoesNotGive) {
   Json json = to_json(probe_example());
   json["lengths"].erase(1);
   for (Json& head : json["heads"]) head["slope"] = head["low"] = head["high"] = nullptr;
-  json["model"].erase("context");
+  json["model"]["context"] = json["settings"] = nullptr;
   const auto back = std::get<Probe>(results_from_json(json));
   EXPECT_TRUE(std::isnan(back.heads[0].slope) && std::isnan(back.lengths[0].statistics.first.error[0][0]));
   EXPECT_FALSE(back.model.context || back.settings || back.verdict);

@@ -18,11 +18,20 @@ RULES = [
     "log-power:1,2", "llama4:0.5", "",
 ]
 
+HEADS = json.dumps({"mean": [[0.5]], "error": [[None]]})
+STATISTICS = ("entropy", "relative_entropy", "peak", "first", "spread", "beta", "sharp_entropy", "sharp_peak")
+
 JSON = [
     '{"format": "whet run 1", "recipe": {"seed": 0, "items": [5, 16], "rate": 1e-3, "rule": "none"}}',
     '{"schema": "whet results", "version": 1, "kind": "benchmark", "provenance": {"command": "make bench", "whet": "0.1.0", '
     '"machine": "a", "target": "AVX2", "threads": 2}, "facts": {"a": "b"}, "sections": [{"title": "a", "note": "b", '
     '"headers": ["c"], "rows": [["1"]], "bars": [{"text": "d", "value": 0.5, "limit": 1, "at_most": true}]}]}',
+    '{"schema": "whet results", "version": 1, "kind": "probe", "provenance": {"command": "whet probe", "whet": "0.1.0", '
+    '"machine": "a", "target": "AVX2", "threads": 2}, "model": {"name": "a", "architecture": "b", "layers": 1, "heads": 1, '
+    '"key_heads": 1, "parameters": 3, "context": 8}, "prompts": {"kind": "max", "example": "c", "per_length": 1, "seed": 0}, '
+    '"rule": "paper", "horizon_weight": 0.5, "thresholds": {"sink": 0.5, "uniform": 0.9, "dispersing": 0.2}, "lengths": '
+    '[{"tokens": 8.5, "prompts": 1, "statistics": {' + ", ".join(f'"{name}": {HEADS}' for name in STATISTICS) + "}}], "
+    '"heads": [{"layer": 0, "head": 0, "class": "sink", "slope": null, "low": null, "high": null, "horizon": 12}]}',
     '[null, true, -1, 18446744073709551615, 1.5e-300, "\\ud83d\\ude00\\n\u00e9"]', "3", "", '{"a": 1, "a": 2}', "1e999",
     "[" * 32 + "]" * 32, "[" * 33 + "]" * 33, "[1]\0", "[1] 2", '{"a": [',
 ]

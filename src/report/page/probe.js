@@ -56,8 +56,16 @@ function probeHeadline(probe) {
   const origin =
     `${model.name} (${model.architecture}), ${plural(model.layers, "layer")} of ${plural(model.heads, "head")}; ` +
     `${plural(prompts.per_length, "prompt")} at each of ${plural(lengths.length, "length")}, ${reach}.`;
-  if (probe.verdict) return [[probe.verdict], `${capital(said)} ${dispersing === 1 ? "disperses" : "disperse"} as inputs grow. ${origin}`];
+  if (probe.verdict) return verdictHeadline(probe.verdict, `${said} ${dispersing === 1 ? "disperses" : "disperse"} as inputs grow. ${origin}`);
   return [[element("strong", {}, said), ` ${dispersing === 1 ? "disperses" : "disperse"} as inputs grow to ${tokens(longestOf(probe).tokens)} tokens`], origin];
+}
+
+// A long verdict up to its colon, the reasons below.
+function verdictHeadline(verdict, origin) {
+  const colon = verdict.indexOf(": ");
+  if (verdict.length < 140 || colon < 0 || colon > 100) return [[verdict], origin];
+  const reasons = element("span", { class: "reasons" }, capital(verdict.slice(colon + 2)));
+  return [[verdict.slice(0, colon)], element("span", {}, reasons, origin)];
 }
 
 function classKey(name) {
@@ -120,20 +128,23 @@ function headTable(caption, probe, heads) {
     caption,
     ["layer", "head", { text: "class", class: "text narrow" }, `H at ${tokens(shortest.tokens)}`, `H at ${tokens(longest.tokens)}`, "H / ln n", "slope", "peak", "first key", "spread", "horizon", "β"],
     heads.map((head) => {
-      const value = (statistic, length = longest) => short(valueOf(length, statistic, head));
+      const value = (statistic, digits, length = longest) => {
+        const mean = valueOf(length, statistic, head);
+        return !isNumber(mean) ? "–" : Math.abs(mean) < 1e6 ? minus(fixed(mean, digits)) : minus(short(mean));
+      };
       return [
         { text: String(head.layer), "data-layer": head.layer },
         String(head.head),
         { text: classKey(head.class), class: "text narrow" },
-        value("entropy", shortest),
-        value("entropy"),
-        value("relative_entropy"),
+        value("entropy", 3, shortest),
+        value("entropy", 3),
+        value("relative_entropy", 2),
         withInterval(head),
-        value("peak"),
-        value("first"),
-        value("spread"),
+        value("peak", 3),
+        value("first", 3),
+        value("spread", 1),
         isNumber(head.horizon) ? tokens(head.horizon) : "–",
-        value("beta"),
+        value("beta", 2),
       ];
     }),
   );
@@ -152,7 +163,7 @@ function addProbeOrigin(parent, probe) {
       group("Run", facts(probe.provenance)),
       group("Model", facts({ ...model, parameters: count(model.parameters), ...(model.context ? { context: `${count(model.context)} tokens` } : {}) })),
       group("Prompts", facts({ ...drawn, lengths: probe.lengths.map((length) => tokens(length.tokens)).join(", "), example })),
-      group("Settings", facts({ rule, "horizon weight": weight, ...Object.fromEntries(Object.entries(thresholds).map(([name, value]) => [`threshold of ${name}`, value])) })),
+      group("Rule and thresholds", facts({ rule, "horizon weight": weight, ...Object.fromEntries(Object.entries(thresholds).map(([name, value]) => [`threshold of ${name}`, value])) })),
     ),
   );
 }
