@@ -249,7 +249,7 @@ struct HeadStatistic {
   HeadGrid error{};  // standard error of that mean
 };
 
-// Entropy, peak and spread are at beta = 1; first, beta and the sharp ones at the rule's beta.
+// Of the model as it is, at beta = 1; beta and the sharp ones are what the rule would make of the same rows.
 struct HeadStatistics {
   HeadStatistic entropy{};
   HeadStatistic relative_entropy{};  // entropy / ln n
