@@ -144,6 +144,13 @@ def test_a_model_without_attention_of_its_users(loaded, tmp_path):
     assert "\n" not in str(error.value)
 
 
+def test_a_model_with_attention_in_some_layers(loaded):
+    model = Loaded("mixed", make_model(), make_tokenizer())
+    model.model.config.num_hidden_layers = 3
+    with pytest.raises(ProbeError, match="has attention in 2 of its 3 layers"):
+        statistics_of(model, Prompts("max", loaded.tokenizer).draw(90, 0), Plan([90], 1, "paper", "last"))
+
+
 def test_positions_that_a_model_does_not_have(tmp_path):
     from transformers import GPT2Config, GPT2LMHeadModel
 
