@@ -50,7 +50,8 @@ def recalled(loaded: Loaded, prompts: Sequence[Prompt], rules: Rules) -> int:
     with refusals(loaded.name), torch.no_grad(), enable(loaded.model, rule=by_layer(rules)):
         for prompt in prompts:
             tokens = torch.tensor([prompt.tokens + prompt.answer[:-1]])
-            logits = loaded.model(tokens, use_cache=False).logits[0, -len(prompt.answer):]
+            count = len(prompt.answer)
+            logits = loaded.model(tokens, use_cache=False, **loaded.last_logits(count)).logits[0, -count:]
             hits += logits.argmax(-1).tolist() == prompt.answer
     return hits
 

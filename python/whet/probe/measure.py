@@ -120,7 +120,7 @@ def statistics_of(loaded: Loaded, prompt: Prompt, plan: Plan) -> dict[str, np.nd
 
     rows = -1 if plan.rows == "last" else None
     with refusals(loaded.name), torch.no_grad(), collect(loaded.model, rows=rows, rule=plan.rule) as stats:
-        loaded.model(torch.tensor([prompt.tokens]), use_cache=False, **loaded.last_logits)
+        loaded.model(torch.tensor([prompt.tokens]), use_cache=False, **loaded.last_logits(1))
         if len(stats.entropy) != loaded.layers:
             raise ProbeError(f"{loaded.name}: has attention in {len(stats.entropy)} of its {loaded.layers} layers; give a "
                              "model that has it in all of them")

@@ -52,10 +52,10 @@ class Loaded(NamedTuple):
         """Whether positions past the trained context can be computed at all: not where they are a table."""
         return getattr(self.config, "rope_parameters", None) is not None or self.context is None
 
-    @property
-    def last_logits(self) -> dict[str, int]:
-        """Arguments that keep a forward pass from computing logits nobody reads."""
-        return {"logits_to_keep": 1} if "logits_to_keep" in inspect.signature(self.model.forward).parameters else {}
+    def last_logits(self, count: int) -> dict[str, int]:
+        """Arguments that keep a forward pass from computing more than the last `count` rows of logits."""
+        known = "logits_to_keep" in inspect.signature(self.model.forward).parameters
+        return {"logits_to_keep": count} if known else {}
 
     def facts(self) -> dict[str, Any]:
         """`model` of results.json."""
