@@ -8,6 +8,7 @@ import os
 import shutil
 import struct
 import tempfile
+import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ _MAGIC = b"GGUF"
 _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes of each scalar type
 _INTEGERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 10: "<Q", 11: "<q"}
 _STRING, _ARRAY = 8, 9
+_LEFTOVER_AFTER = 3600.0  # seconds: no conversion writes nothing for so long
 
 
 class Header(NamedTuple):
@@ -149,6 +151,9 @@ def convert(path: Path, folder: Path) -> None:
     """
     header = read_header(path)
     folder.parent.mkdir(parents=True, exist_ok=True)
+    for leftover in folder.parent.glob(f".{folder.name}.*"):  # of a process that was killed
+        if time.time() - leftover.stat().st_mtime > _LEFTOVER_AFTER:
+            shutil.rmtree(leftover, ignore_errors=True)
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         _convert(path, header, unfinished)

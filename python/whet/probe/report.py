@@ -32,9 +32,16 @@ def results(command: str, threads: int, loaded: Loaded, prompts: Prompts, plan: 
                            "target": whet.simd_target(), "threads": threads},
             "model": loaded.facts(),
             "prompts": {"kind": prompts.kind, "example": prompts.draw(min(plan.lengths), 0).text,
-                        "per_length": plan.per_length, "seed": prompts.seed},
+                        "per_length": plan.per_length, "seed": prompts.seed, "rows": plan.rows},
             "rule": plan.rule, "horizon_weight": HORIZON_WEIGHT, "thresholds": THRESHOLDS._asdict(),
-            "lengths": analysis.lengths_of(samples), "heads": analysis.heads_of(samples)}
+            "lengths": [_rounded(length) for length in analysis.lengths_of(samples)], "heads": analysis.heads_of(samples)}
+
+
+def _rounded(length: dict[str, Any]) -> dict[str, Any]:
+    """Statistics to six digits, more than their errors leave: half the size of file and page."""
+    short = np.vectorize(lambda value: float(f"{value:.6g}"), otypes=[np.float64])
+    return {**length, "statistics": {name: {part: short(values) for part, values in parts.items()}
+                                     for name, parts in length["statistics"].items()}}
 
 
 def processor() -> str:

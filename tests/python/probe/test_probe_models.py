@@ -1,6 +1,7 @@
 """Loading models: what loads, and what every other file is refused with."""
 
 import json
+import os
 import shutil
 import struct
 
@@ -42,11 +43,19 @@ def test_a_gguf_file_is_converted_once(cache, tmp_path):
     path = write_gguf(tmp_path / "small.gguf")
     said = []
     first = models.load(str(path), say=said.append)
+    (folder,) = (cache / "whet/models").iterdir()
     assert len(said) == 1 and "converting small.gguf once" in said[0]
     second = models.load(str(path), say=said.append)
     assert len(said) == 1
+    # What a killed process left goes when the file is converted again; what another is writing stays.
+    folder.rename(tmp_path / "aside")
+    old, new = (folder.parent / f".{folder.name}.{name}" for name in ("old", "new"))
+    for leftover in (old, new):
+        leftover.mkdir()
+    os.utime(old, (1, 1))
+    models.load(str(path))
+    assert sorted(p.name for p in folder.parent.iterdir()) == [new.name, folder.name]
     assert first.fingerprint() == second.fingerprint() and first.name == "small"
-    assert [p.name for p in (cache / "whet/models").iterdir()] == [p.name for p in (cache / "whet/models").glob("small-*")]
     assert first.tokenizer("this 12").input_ids and not hasattr(first.model.config, "quantization_config")
     # The weights are those of the file; llama.cpp stores rows of q and k in another order.
     embedding = np.random.default_rng(0).normal(size=(73, 32), scale=0.2).astype(np.float32)
