@@ -5,17 +5,21 @@
 // alpha = 2 is sparsemax; towards 1 it becomes softmax. With s measured from its maximum, tau lies in [-1, 0)
 // and no key more than p / beta below the maximum has weight: the others never take part.
 //
-//     filter   keys with v = ((alpha - 1) s - tau)_+ > 0 at tau = -1 are moved together in scratch; again
-//              whenever tau has risen
-//     sums     of v^p and v^(p-1) over those keys
-//     step     Newton's for (sum v^p)^(1/p) = 1, which is convex in tau for p >= 1: it rises to the solution
-//              and never passes it, so keys that are out stay out. alpha > 2: Newton's within a bracket
-//     weights  v^p where any of a few neighbours is above the threshold, 0 elsewhere
+//     bound    the row is cut into groups, one per lane of four vectors. The largest keys of the groups are
+//              some of the row's, and fewer keys have a lower tau: two steps for them alone give a bound,
+//              mostly so close to tau that few keys above it have no weight. alpha > 2: -1
+//     filter   keys with v = ((alpha - 1) s - tau)_+ > 0 at that bound are moved together in scratch; again
+//              if tau turns out to be much higher
+//     sums     of v^p, v^(p-1) and v^(p-2) over those keys
+//     step     Halley's for (sum v^p)^(1/p) = 1, Newton's for p < 2. The norm is convex in tau for p >= 1, so
+//              that Newton's steps rise to the solution and never pass it: where they would lead, keys that
+//              are out stay out. alpha > 2: Newton's within a bracket
+//     weights  v^p of the keys that were kept, put back where they belong, 0 elsewhere
 //
-// Limit: one comparison per key for the filter and one for the weights, with the write of the row: where few
-// keys have weight, a third of one exponential. Four to eight steps on what is left come between, which
-// short rows feel. Other alpha take a logarithm and an exponential per key that is left and step, in f32 up
-// to alpha = 1.5, beyond in float64.
+// Limit: a maximum per key for the bound, one comparison for the filter and one for the weights, with the
+// write of the row: where few keys have weight, a third of one exponential. Two or three sums over what is
+// left come between, which short rows feel. Other alpha take a logarithm and an exponential per key that is
+// left and step, in f32 up to alpha = 2, beyond in float64.
 //
 // Backward: q = v^(p-1) is dw/ds for a fixed tau, and dL/ds = q (g - sum q g / sum q). The gradient to alpha
 // is in alpha_gradient-inl.h.
@@ -48,22 +52,25 @@ namespace whet {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// v^p and v^(p-1) for v >= 0: 0 where v is 0, NaN where it is NaN; and how many v are above 0. A threshold is
-// kept as `stored`, so that a float of it loses nothing that shows. Climb is Newton's step for
-// (sum v^p)^(1/p) = 1, Highest the largest threshold of n keys, whose largest weight is at least 1 / n.
+// v^p, v^(p-1) and, for p >= 2, v^(p-2) for v >= 0: 0 where v is 0, NaN where it is NaN; and how many v are
+// above 0. A threshold is kept as `stored`, so that a float of it loses nothing that shows. Powers are those
+// of v / Unit(tau). Gain is 1 - 1 / N of the norm N = (sum v^p)^(1/p), Highest the largest threshold of n
+// keys, whose largest weight is at least 1 / n.
 struct PowerOne {
   static constexpr double p = 1;
   double stored(double tau) const { return tau; }
   double tau(double stored) const { return stored; }
-  double Climb(double high, double low) const { return (high - 1) / low; }
+  double Unit(double /*tau*/) const { return 1; }
+  double Gain(double /*tau*/, double high) const { return 1 - 1 / high; }
   double Highest(double n) const { return -1 / n; }
 
   template <class D, class V = hn::Vec<D>>
-  HWY_INLINE void Raise(D d, V y, V slope, V tau, V& high, V& low) const {
+  HWY_INLINE void Raise(D d, V y, V slope, V tau, V& high, V& low, V& lowest) const {
     const V v = hn::MulSub(y, slope, tau);
     const auto out = hn::Le(v, hn::Zero(d));
     high = hn::IfThenZeroElse(out, v);
     low = hn::IfThenZeroElse(out, hn::Set(d, hn::TFromD<D>(1)));
+    lowest = hn::Zero(d);
   }
 
   template <class D, class V = hn::Vec<D>>
@@ -76,17 +83,17 @@ struct PowerTwo {
   static constexpr double p = 2;
   double stored(double tau) const { return tau; }
   double tau(double stored) const { return stored; }
-  double Climb(double high, double low) const {
-    const double norm = std::sqrt(high);
-    return (norm - 1) * norm / low;
-  }
+  double Unit(double /*tau*/) const { return 1; }
+  double Gain(double /*tau*/, double high) const { return 1 - 1 / std::sqrt(high); }
   double Highest(double n) const { return -1 / std::sqrt(n); }
 
   template <class D, class V = hn::Vec<D>>
-  HWY_INLINE void Raise(D d, V y, V slope, V tau, V& high, V& low) const {
+  HWY_INLINE void Raise(D d, V y, V slope, V tau, V& high, V& low, V& lowest) const {
     const V v = hn::MulSub(y, slope, tau);
-    low = hn::IfThenZeroElse(hn::Le(v, hn::Zero(d)), v);
+    const auto out = hn::Le(v, hn::Zero(d));
+    low = hn::IfThenZeroElse(out, v);
     high = hn::Mul(low, low);
+    lowest = hn::IfThenZeroElse(out, hn::Set(d, hn::TFromD<D>(1)));
   }
 
   template <class D, class V = hn::Vec<D>>
@@ -103,15 +110,14 @@ struct PowerAny {
   // Near alpha = 1, tau is close to -1 and what matters is how far from it.
   double stored(double tau) const { return p > 16 ? (1 + tau) * p : tau; }
   double tau(double stored) const { return p > 16 ? stored / p - 1 : stored; }
-  double Climb(double high, double low) const {
-    const double log_norm = std::log(high) / p;
-    return std::expm1(log_norm) * std::exp((p - 1) * log_norm) / low;
-  }
+  double Unit(double /*tau*/) const { return 1; }
+  double Gain(double /*tau*/, double high) const { return -std::expm1(-std::log(high) / p); }
   double Highest(double n) const { return -std::pow(n, -1 / p); }
 
   HWY_INLINE void Raise(hn::ScalableTag<double> d, hn::Vec<hn::ScalableTag<double>> y,
                         hn::Vec<hn::ScalableTag<double>> /*slope*/, hn::Vec<hn::ScalableTag<double>> /*tau*/,
-                        hn::Vec<hn::ScalableTag<double>>& high, hn::Vec<hn::ScalableTag<double>>& low) const {
+                        hn::Vec<hn::ScalableTag<double>>& high, hn::Vec<hn::ScalableTag<double>>& low,
+                        hn::Vec<hn::ScalableTag<double>>& lowest) const {
     const auto v = hn::MulSub(y, hn::Set(d, slope64), hn::Set(d, tau64));
     const auto out = hn::Le(v, hn::Set(d, kLeast));
     const auto inside = hn::IfThenElse(out, hn::Set(d, 1.0), v);
@@ -120,6 +126,7 @@ struct PowerAny {
     const auto number = hn::Eq(v, v);  // Exp forgets NaN
     low = hn::IfThenElse(number, hn::IfThenZeroElse(out, power), v);
     high = hn::Mul(low, hn::IfThenZeroElse(out, inside));
+    lowest = hn::Div(low, inside);
   }
 
   using Wide = hn::Vec<hn::ScalableTag<double>>;
@@ -131,13 +138,15 @@ struct PowerAny {
 #if HWY_TARGET == HWY_SCALAR
   HWY_INLINE void Raise(hn::ScalableTag<float> d, hn::Vec<hn::ScalableTag<float>> y,
                         hn::Vec<hn::ScalableTag<float>> slope, hn::Vec<hn::ScalableTag<float>> tau,
-                        hn::Vec<hn::ScalableTag<float>>& high, hn::Vec<hn::ScalableTag<float>>& low) const {
+                        hn::Vec<hn::ScalableTag<float>>& high, hn::Vec<hn::ScalableTag<float>>& low,
+                        hn::Vec<hn::ScalableTag<float>>& lowest) const {
     const hn::ScalableTag<double> dd;
     (void)slope, (void)tau;
-    auto wide_high = hn::Zero(dd), wide_low = wide_high;
-    Raise(dd, hn::PromoteTo(dd, y), wide_high, wide_low, wide_high, wide_low);
+    auto wide_high = hn::Zero(dd), wide_low = wide_high, wide_lowest = wide_high;
+    Raise(dd, hn::PromoteTo(dd, y), wide_high, wide_low, wide_high, wide_low, wide_lowest);
     high = hn::DemoteTo(d, wide_high);
     low = hn::DemoteTo(d, wide_low);
+    lowest = hn::DemoteTo(d, wide_lowest);
   }
 
   using Narrow = hn::Vec<hn::ScalableTag<float>>;
@@ -149,16 +158,18 @@ struct PowerAny {
 #else
   HWY_INLINE void Raise(hn::ScalableTag<float> d, hn::Vec<hn::ScalableTag<float>> y,
                         hn::Vec<hn::ScalableTag<float>> slope, hn::Vec<hn::ScalableTag<float>> tau,
-                        hn::Vec<hn::ScalableTag<float>>& high, hn::Vec<hn::ScalableTag<float>>& low) const {
+                        hn::Vec<hn::ScalableTag<float>>& high, hn::Vec<hn::ScalableTag<float>>& low,
+                        hn::Vec<hn::ScalableTag<float>>& lowest) const {
     const hn::ScalableTag<double> dd;
     const hn::Half<hn::ScalableTag<float>> half;
     (void)slope, (void)tau;
     const auto none = hn::Zero(dd);
-    auto high_a = none, low_a = none, high_b = none, low_b = none;
-    Raise(dd, hn::PromoteTo(dd, hn::LowerHalf(half, y)), none, none, high_a, low_a);
-    Raise(dd, hn::PromoteTo(dd, hn::UpperHalf(half, y)), none, none, high_b, low_b);
+    auto high_a = none, low_a = none, lowest_a = none, high_b = none, low_b = none, lowest_b = none;
+    Raise(dd, hn::PromoteTo(dd, hn::LowerHalf(half, y)), none, none, high_a, low_a, lowest_a);
+    Raise(dd, hn::PromoteTo(dd, hn::UpperHalf(half, y)), none, none, high_b, low_b, lowest_b);
     high = hn::Combine(d, hn::DemoteTo(half, high_b), hn::DemoteTo(half, high_a));
     low = hn::Combine(d, hn::DemoteTo(half, low_b), hn::DemoteTo(half, low_a));
+    lowest = hn::Combine(d, hn::DemoteTo(half, lowest_b), hn::DemoteTo(half, lowest_a));
   }
 
   using Narrow = hn::Vec<hn::ScalableTag<float>>;
@@ -202,20 +213,25 @@ HWY_INLINE V LogOnePlus(D d, V u) {
 // the logarithm keeps what u has of digits, so errors are small where weights are large. (Not for gradients
 // if p < 2: v^(p-1) rises so steeply at 0 that the rounding of u would show.)
 struct PowerNear : PowerAny {
-  float ratio, largest, low_factor;  // slope / -tau, (-tau)^p, (-tau)^(p-1)
+  float ratio;  // slope / -tau
+
+  double Unit(double tau) const { return -tau; }
+  double Gain(double tau, double high) const { return 1 + std::exp(-std::log(high) / p) / tau; }
 
   using PowerAny::Raise;
   HWY_INLINE void Raise(hn::ScalableTag<float> d, hn::Vec<hn::ScalableTag<float>> y,
                         hn::Vec<hn::ScalableTag<float>> /*slope*/, hn::Vec<hn::ScalableTag<float>> /*tau*/,
-                        hn::Vec<hn::ScalableTag<float>>& high, hn::Vec<hn::ScalableTag<float>>& low) const {
+                        hn::Vec<hn::ScalableTag<float>>& high, hn::Vec<hn::ScalableTag<float>>& low,
+                        hn::Vec<hn::ScalableTag<float>>& lowest) const {
     const Exponential<float> exponential(p);
     const auto one = hn::Set(d, 1.0f), u = hn::Mul(y, hn::Set(d, ratio));
     const auto out = hn::Le(u, hn::Neg(one));
     const auto inside = hn::IfThenZeroElse(out, u);
     const auto power = exponential(d, exponential.limit(d, LogOnePlus(d, inside)));
-    const auto kept = hn::IfThenElse(hn::Eq(u, u), hn::IfThenZeroElse(out, power), u);
-    high = hn::Mul(kept, hn::Set(d, largest));
-    low = hn::Div(hn::Mul(kept, hn::Set(d, low_factor)), hn::Add(one, inside));
+    high = hn::IfThenElse(hn::Eq(u, u), hn::IfThenZeroElse(out, power), u);
+    const auto inverse = hn::Div(one, hn::Add(one, inside));
+    low = hn::Mul(high, inverse);
+    lowest = hn::Mul(low, inverse);
   }
 };
 
@@ -224,20 +240,15 @@ template <class Power>
 HWY_INLINE Power PowerAt(const Power& power, double slope, double tau) {
   Power at = power;
   if constexpr (std::is_base_of_v<PowerAny, Power>) {
-    at.slope64 = slope;
-    at.tau64 = tau;
+    at.slope64 = slope / power.Unit(tau);
+    at.tau64 = tau / power.Unit(tau);
   }
-  if constexpr (std::is_same_v<PowerNear, Power>) {
-    const double largest = std::pow(-tau, power.p);
-    at.ratio = static_cast<float>(slope / -tau);
-    at.largest = static_cast<float>(largest);
-    at.low_factor = static_cast<float>(largest / -tau);
-  }
+  if constexpr (std::is_same_v<PowerNear, Power>) at.ratio = static_cast<float>(at.slope64);
   return at;
 }
 
 struct PowerSums {
-  double high = 0, low = 0;  // of v^p and of v^(p-1)
+  double high = 0, low = 0, lowest = 0;  // of v^p, v^(p-1) and v^(p-2), v in Units
 };
 
 // Keys above this may have weight at the threshold tau.
@@ -255,15 +266,17 @@ HWY_NOINLINE PowerSums SumPowers(const Power& power, const T* x, std::int64_t n,
   const Power at = PowerAt(power, slope, tau);
   const V max = hn::Set(d, top), factor = hn::Set(d, static_cast<T>(slope));
   const V threshold = hn::Set(d, static_cast<T>(tau));
-  WideVec high_a = hn::Zero(hn::ScalableTag<double>()), high_b = high_a, low_a = high_a, low_b = high_a;
+  WideVec high_a = hn::Zero(hn::ScalableTag<double>()), high_b = high_a, low_a = high_a, low_b = high_a,
+          lowest_a = high_a, lowest_b = high_a;
   const std::int64_t run = RunKeys<T>();
   for (std::int64_t i = 0; i < n; i += run) {
-    V high_sum = hn::Zero(d), low_sum = high_sum;
+    V high_sum = hn::Zero(d), low_sum = high_sum, lowest_sum = high_sum;
     const auto add = [&](V keys) HWY_ATTR {
-      V high, low;
-      at.Raise(d, hn::Sub(keys, max), factor, threshold, high, low);
+      V high, low, lowest;
+      at.Raise(d, hn::Sub(keys, max), factor, threshold, high, low, lowest);
       high_sum = hn::Add(high_sum, high);
       low_sum = hn::Add(low_sum, low);
+      lowest_sum = hn::Add(lowest_sum, lowest);
       return keys;
     };
     if constexpr (kAll) {
@@ -273,47 +286,86 @@ HWY_NOINLINE PowerSums SumPowers(const Power& power, const T* x, std::int64_t n,
     }
     AddWide(high_sum, high_a, high_b);
     AddWide(low_sum, low_a, low_b);
+    AddWide(lowest_sum, lowest_a, lowest_b);
   }
-  return {TotalWide<T>(high_a, high_b), TotalWide<T>(low_a, low_b)};
+  return {TotalWide<T>(high_a, high_b), TotalWide<T>(low_a, low_b), TotalWide<T>(lowest_a, lowest_b)};
+}
+
+// The same over a few vectors, with as many digits as T has.
+template <class Power, typename T>
+HWY_INLINE PowerSums RoughSums(const Power& power, const T* x, std::int64_t n, T top, double slope,
+                               double tau) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  const Power at = PowerAt(power, slope, tau);
+  const V max = hn::Set(d, top), factor = hn::Set(d, static_cast<T>(slope));
+  const V threshold = hn::Set(d, static_cast<T>(tau));
+  V high_sum = hn::Zero(d), low_sum = high_sum, lowest_sum = high_sum;
+  for (std::int64_t i = 0; i < n; i += static_cast<std::int64_t>(hn::Lanes(d))) {
+    V high, low, lowest;
+    at.Raise(d, hn::Sub(hn::Load(d, x + i), max), factor, threshold, high, low, lowest);
+    high_sum = hn::Add(high_sum, high);
+    low_sum = hn::Add(low_sum, low);
+    lowest_sum = hn::Add(lowest_sum, lowest);
+  }
+  const auto total = [&](V sum) HWY_ATTR { return static_cast<double>(hn::GetLane(hn::SumOfLanes(d, sum))); };
+  return {total(high_sum), total(low_sum), total(lowest_sum)};
 }
 
 // The keys that a search still has to look at: the row's runs, or what was kept of them in scratch.
 template <class Power, typename T>
 class EntmaxKeys {
  public:
-  // `next`: a row to fetch into the cache meanwhile, or null.
-  EntmaxKeys(const Power& power, const Runs<T>& runs, T top, double slope, const T* next)
+  // `next` is fetched into the cache meanwhile.
+  EntmaxKeys(const Power& power, const Runs<T>& runs, T top, double slope, NextRow<T> next)
       : power_(power), runs_(runs), top_(top), slope_(slope), next_(next) {}
 
-  // Keys that have no weight at tau needn't be looked at again.
+  // Keys that have no weight at tau needn't be looked at again. After the first time only if tau has risen
+  // so much that many of those left may be such.
   HWY_INLINE void Drop(double tau) {
+    constexpr double kMuch = 0.9;
     T* const scratch = runs_.row.scratch;
-    if (scratch == nullptr || (kept_ >= 0 && kept_ < kWorthDropping)) return;
-    const T limit = LimitAt(top_, slope_, tau);
-    const std::int64_t size = runs_.row.size();
+    if (scratch == nullptr) return;
+    if (has_list() && (kept_ < kWorthDropping || tau < kMuch * dropped_)) return;
+    dropped_ = tau;
+    limit_ = LimitAt(top_, slope_, tau);
     std::int64_t kept = 0;
-    if (kept_ >= 0) {
-      kept = KeepKeys(static_cast<const T*>(scratch), kept_, limit, scratch);
+    if (has_list()) {
+      kept = KeepKeys(static_cast<const T*>(scratch), kept_, limit_, scratch);
     } else {
       runs_.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR {
-        kept += KeepKeys(runs_.row.x + begin, end - begin, limit, scratch + kept, next_);
+        kept += KeepKeys(runs_.row.x + begin, end - begin, limit_, scratch + kept, next_);
       });
     }
-    kept_ = FillLastVector(scratch, kept, size);
+    kept_ = kept;
+    padded_ = FillLastVector(scratch, kept, runs_.row.size());
   }
 
   HWY_INLINE PowerSums Sum(double tau) const {
-    if (kept_ >= 0) {
-      return SumPowers<true>(power_, static_cast<const T*>(runs_.row.scratch), kept_, top_, slope_, tau);
+    if (has_list()) {
+      return SumPowers<true>(power_, static_cast<const T*>(runs_.row.scratch), padded_, top_, slope_, tau);
     }
     PowerSums sums;
     runs_.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR {
       const PowerSums more = SumPowers<false>(power_, runs_.row.x + begin, end - begin, top_, slope_, tau);
       sums.high += more.high;
       sums.low += more.low;
+      sums.lowest += more.lowest;
     });
     return sums;
   }
+
+  // The same, roughly, over the largest keys of groups.
+  HWY_INLINE PowerSums SumLargest(const T* largest, double tau) const {
+    return RoughSums(power_, largest, Groups<T>(), top_, slope_, tau);
+  }
+
+  bool has_list() const { return kept_ >= 0; }
+  // Keys above the limit are in scratch: `kept` of them, one after the other, `padded` with what fills up the
+  // last vector.
+  T limit() const { return limit_; }
+  std::int64_t kept() const { return kept_; }
+  std::int64_t padded() const { return padded_; }
 
  private:
   static constexpr std::int64_t kWorthDropping = 64;
@@ -321,13 +373,20 @@ class EntmaxKeys {
   const Runs<T>& runs_;
   T top_;
   double slope_;
-  const T* next_;
-  std::int64_t kept_ = -1;  // how many keys lie in scratch; -1: none were moved there
+  NextRow<T> next_;
+  double dropped_ = -1;
+  T limit_ = kMinusInfinity<T>;
+  std::int64_t kept_ = -1, padded_ = 0;  // -1: none were moved to scratch
 };
 
-// A step this small, relative to tau and times p, is the last: Newton's next would be its square.
+// A step this small, relative to tau and times p, is the last: Newton's next would be its square, Halley's
+// its cube. Halley's only if it differs little from Newton's, since keys that fall out bend the norm.
 template <typename T>
 inline constexpr double kLastStep = sizeof(T) == sizeof(float) ? 0x1p-16 : 0x1p-30;
+template <typename T>
+inline constexpr double kLastHalley = sizeof(T) == sizeof(float) ? 0x1p-9 : 0x1p-18;
+template <typename T>
+inline constexpr double kLastBend = sizeof(T) == sizeof(float) ? 0x1p-11 : 0x1p-22;
 
 // As backward will read it.
 template <typename T, class Power>
@@ -335,37 +394,56 @@ HWY_INLINE double Rounded(const Power& power, double tau) {
   return power.tau(static_cast<double>(static_cast<T>(power.stored(tau))));
 }
 
-// A threshold and the sum of the weights there.
-struct FoundTau {
-  double tau, z;
+// Steps from a threshold towards the solution: Newton's, which doesn't pass it wherever it starts, since the
+// norm N is convex in tau for p >= 1; and Halley's, Newton's / (1 - bend), bend = (N - 1) N'' / (2 N'^2).
+struct TauStep {
+  double newton, halley, bend;
 };
 
-// Newton's next threshold. The norm is convex in tau for p >= 1: from wherever the step starts, it doesn't
-// pass the solution.
-template <typename T, class Power>
-HWY_INLINE double NextTau(const Power& power, double tau, const PowerSums& sums, double highest) {
-  return Rounded<T>(power, std::clamp(tau + power.Climb(sums.high, sums.low), -1.0, highest));
+template <class Power>
+HWY_INLINE TauStep StepFrom(const Power& power, double tau, const PowerSums& sums) {
+  constexpr double kMostBend = 0.5;
+  const double gain = power.Gain(tau, sums.high), ratio = sums.high / sums.low;
+  const double newton = gain * ratio * power.Unit(tau);
+  if (power.p < 2) return {newton, newton, 0};
+  const double bend = 0.5 * gain * (power.p - 1) * (sums.lowest * ratio / sums.low - 1);
+  return {newton, newton / (1 - std::min(bend, kMostBend)), bend};
 }
 
-// alpha <= 2: Newton's steps for the norm (sum v^p)^(1/p) = 1 from a tau below the solution, with the sums
-// there. The sum of weights is convex, too, so that a last step from 1 + e lowers it by no more than e, and,
-// but for its square, by that: where e is below rounding, nobody needs to look.
+// A threshold not above the solution: that of the largest keys of groups, or nearly. -1 if they say nothing.
 template <class Power, typename T>
-HWY_INLINE FoundTau ClimbToTau(const Power& power, EntmaxKeys<Power, T>& keys, double tau, PowerSums sums,
-                               double highest) {
-  constexpr int kMostSteps = 100;  // it takes one to five
-  constexpr double kRounding = sizeof(T) == sizeof(float) ? 0x1p-21 : 0x1p-50;
-  for (int step = 0; step < kMostSteps; ++step) {
-    const double next = NextTau<T>(power, tau, sums, highest);
-    const double fall = power.p * sums.low * (next - tau);
-    if (next <= tau || fall < kRounding) return {next, sums.high - fall};
-    const bool last = (next - tau) * power.p <= kLastStep<T> * -tau;
-    tau = next;
-    if (!last) keys.Drop(tau);
-    sums = keys.Sum(tau);
-    if (last) break;
+HWY_INLINE double TauBelow(const Power& power, const EntmaxKeys<Power, T>& keys, const T* largest,
+                           double highest) {
+  constexpr double kRoom = 1 + 8 * static_cast<double>(std::numeric_limits<T>::epsilon());
+  // The middle of where tau can be saves a step or two; (1/2)^p would underflow for a large p.
+  double tau = power.p <= 8 ? -0.5 : -1;
+  for (const bool last : {false, true}) {
+    const PowerSums sums = keys.SumLargest(largest, tau);
+    if (!(sums.high > 0)) return -1;
+    const TauStep step = StepFrom(power, tau, sums);
+    tau = std::clamp(tau + (last ? step.newton : step.halley), -1.0, highest);
   }
-  return {tau, sums.high};
+  return std::max(-1.0, tau * kRoom);
+}
+
+// alpha <= 2: steps from a tau below the solution, with the sums there.
+template <class Power, typename T>
+HWY_INLINE double ClimbToTau(const Power& power, EntmaxKeys<Power, T>& keys, double tau, PowerSums sums,
+                             double highest) {
+  constexpr int kMostSteps = 100;  // it takes one to four
+  for (int i = 0; i < kMostSteps; ++i) {
+    const TauStep step = StepFrom(power, tau, sums);
+    const double next = Rounded<T>(power, std::clamp(tau + step.halley, -1.0, highest));
+    const double size = std::abs(next - tau) * power.p / -tau;
+    if (size <= kLastStep<T> ||
+        (power.p >= 2 && size <= kLastHalley<T> && std::abs(step.bend) <= kLastBend<T>)) {
+      return next;
+    }
+    keys.Drop(std::clamp(tau + step.newton, -1.0, highest));
+    tau = next;
+    sums = keys.Sum(tau);
+  }
+  return tau;
 }
 
 // alpha > 2, where the sum isn't convex: Newton's steps while they stay within a bracket and halve it.
@@ -393,41 +471,43 @@ HWY_INLINE double BracketTau(const Power& power, EntmaxKeys<Power, T>& keys, Pow
   return tau;
 }
 
-// tau in [-1, 0), rounded as backward will read it; z is NaN if a key is NaN, and 0 if none is visible.
+// tau in [-1, 0), rounded as backward will read it. No number, or 0 where no key is visible, if the weights
+// can't sum to 1.
 template <class Power, typename T>
-HWY_INLINE FoundTau FindTau(const Power& power, EntmaxKeys<Power, T>& keys, std::int64_t n) {
+HWY_INLINE double FindTau(const Power& power, EntmaxKeys<Power, T>& keys, const T* largest, std::int64_t n) {
   const double highest = power.Highest(static_cast<double>(n));
-  keys.Drop(-1);
-  // The middle of where tau can be saves a step or two; (1/2)^p would underflow for a large p.
-  double tau = power.p >= 1 && power.p <= 8 ? -0.5 : -1;
-  PowerSums sums = keys.Sum(tau);
-  if (!(sums.high > 0)) return {0, sums.high};
-  if (power.p < 1) {
-    tau = Rounded<T>(power, BracketTau(power, keys, sums, highest));
-    return {tau, keys.Sum(tau).high};
-  }
-  tau = NextTau<T>(power, tau, sums, highest);
+  const double tau = power.p < 1 ? -1 : Rounded<T>(power, TauBelow(power, keys, largest, highest));
   keys.Drop(tau);
-  return ClimbToTau(power, keys, tau, keys.Sum(tau), highest);
+  const PowerSums sums = keys.Sum(tau);
+  if (!(sums.high > 0)) return sums.high;
+  if (power.p < 1) return Rounded<T>(power, BracketTau(power, keys, sums, highest));
+  return ClimbToTau(power, keys, tau, sums, highest);
 }
 
 // The elements of entmax: dw/ds = q, and q couples the keys of its support.
 template <class Power, typename T>
 struct EntmaxElements {
   static constexpr bool kCouples = true, kDivides = true, kShifts = true;
+  static constexpr bool kHasUnit = std::is_same_v<Power, PowerNear>;
   Power power;
   T top, slope, tau;
+  T high_unit, low_unit;  // what powers are multiples of
 
   template <class D, class V = hn::Vec<D>>
   HWY_INLINE V Weight(D d, V x) const {
-    V high, low;
-    power.Raise(d, hn::Sub(x, hn::Set(d, top)), hn::Set(d, slope), hn::Set(d, tau), high, low);
-    return high;
+    V high, low, lowest;
+    power.Raise(d, hn::Sub(x, hn::Set(d, top)), hn::Set(d, slope), hn::Set(d, tau), high, low, lowest);
+    return kHasUnit ? hn::Mul(high, hn::Set(d, high_unit)) : high;
   }
 
   template <class D, class V = hn::Vec<D>>
   HWY_INLINE void Slopes(D d, V x, V& w, V& a, V& b, V& c) const {
-    power.Raise(d, hn::Sub(x, hn::Set(d, top)), hn::Set(d, slope), hn::Set(d, tau), w, a);
+    V lowest;
+    power.Raise(d, hn::Sub(x, hn::Set(d, top)), hn::Set(d, slope), hn::Set(d, tau), w, a, lowest);
+    if constexpr (kHasUnit) {
+      w = hn::Mul(w, hn::Set(d, high_unit));
+      a = hn::Mul(a, hn::Set(d, low_unit));
+    }
     b = c = a;
   }
 
@@ -440,7 +520,18 @@ struct EntmaxElements {
 
 template <class Power, typename T>
 HWY_INLINE EntmaxElements<Power, T> ElementsOf(const Power& power, double top, double slope, double tau) {
-  return {PowerAt(power, slope, tau), static_cast<T>(top), static_cast<T>(slope), static_cast<T>(tau)};
+  EntmaxElements<Power, T> elements{PowerAt(power, slope, tau),
+                                    static_cast<T>(top),
+                                    static_cast<T>(slope),
+                                    static_cast<T>(tau),
+                                    T(1),
+                                    T(1)};
+  if constexpr (elements.kHasUnit) {
+    const double unit = power.Unit(tau), high = std::pow(unit, power.p);
+    elements.high_unit = static_cast<T>(high);
+    elements.low_unit = static_cast<T>(high / unit);
+  }
+  return elements;
 }
 
 // What sparsemax, entmax15 and entmax:A share. `Family` says which power belongs to a parameter: With for
@@ -451,6 +542,7 @@ struct EntmaxOf {
   static constexpr bool kIsExponential = false;
   static constexpr bool kNeedsCount = false;
   static constexpr bool kNeedsScratch = true;
+  static constexpr bool kNeedsLargest = true;
   static constexpr bool kSavesThreshold = true;
   static constexpr bool kIsSparse = true;
   static constexpr bool kMergesShards = false;
@@ -470,16 +562,25 @@ struct EntmaxOf {
     Family::WithWeights(runs.row.parameter, [&](const auto& power) HWY_ATTR {
       using Power = std::remove_cvref_t<decltype(power)>;
       const double slope = result.beta / power.p;
-      EntmaxKeys<Power, T> keys(power, runs, result.top, slope, next);
-      const auto [tau, z] = FindTau(power, keys, runs.row.size());
-      result.sums = {.z = z};
-      if (!(z > 0)) return;
+      EntmaxKeys<Power, T> keys(power, runs, result.top, slope,
+                                {next, next == nullptr ? nullptr : runs.row.next_out});
+      HWY_ALIGN T groups[kMaxGroups<T>];
+      if (power.p >= 1 && !result.has_largest) GroupMaxima(runs, groups);
+      const double tau = FindTau(power, keys, result.has_largest ? result.largest : groups, runs.row.size());
+      result.sums = {.z = tau};
+      if (!(tau < 0)) return;
       result.threshold = power.stored(tau);
       const auto elements = ElementsOf<Power, T>(power, static_cast<double>(result.top), slope, tau);
       if (needs.support) {
         result.least = static_cast<double>(result.top) + tau / slope;
         result.support = CountKeys(runs, [&](auto d, auto x) HWY_ATTR { return elements.Count(d, x); });
       }
+      if constexpr (kMovesLanes<T>) {
+        if (keys.has_list()) {
+          return WeighKept(runs, elements, keys.limit(), keys.kept(), keys.padded(), out, result);
+        }
+      }
+      result.sums = {.z = keys.Sum(tau).high * std::pow(power.Unit(tau), power.p)};
       WeighAbove(runs, elements, LimitAt(result.top, slope, tau), out, result);
     });
   }
@@ -576,7 +677,7 @@ struct Entmax : EntmaxOf<Entmax> {
   template <class Body>
   static HWY_INLINE void WithPower(double alpha, bool near, const Body& body) {
     const PowerAny power{.p = 1 / (alpha - 1)};
-    if (near) return body(PowerNear{power, 0, 0, 0});
+    if (near) return body(PowerNear{power, 0});
     body(power);
   }
 };

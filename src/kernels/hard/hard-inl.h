@@ -48,6 +48,7 @@ struct Hard {
   static constexpr bool kIsExponential = false;
   static constexpr bool kNeedsCount = false;
   static constexpr bool kNeedsScratch = false;
+  static constexpr bool kNeedsLargest = false;
   static constexpr bool kSavesThreshold = false;
   static constexpr bool kIsSparse = true;
   static constexpr bool kMergesShards = true;

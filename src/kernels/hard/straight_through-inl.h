@@ -26,6 +26,7 @@ namespace HWY_NAMESPACE {
 struct StraightThrough : Hard {
   static constexpr const char* kName = "straight-through";
   static constexpr bool kUsesBeta = true;
+  static constexpr bool kNeedsLargest = false;
   static constexpr bool kSavesThreshold = true;  // 1 / the sum of softmax
   static constexpr bool kMergesShards = false;
 

@@ -1,9 +1,10 @@
 // Keys above a limit, where few of a row are: moved together, looked at, or weighed, the others left out.
 //
-// Four vectors are compared at a time, and what holds no key above the limit costs only that: 9 operations
-// for 32 keys of f32 with AVX2, and the store of zeros where weights are written. A wrong guess of
-// the branch costs about what looking at the four vectors would have. NaN counts as above, so that nobody
-// misses it.
+// What holds no key above the limit costs little more than the comparison: 9 operations for 32 keys of f32
+// with AVX2, and the store of zeros where weights are written. Where single keys are moved (AVX2), vectors
+// that hold one are listed first and visited afterwards; elsewhere there is a branch for each four of them,
+// and a wrong guess costs about what looking at them would have. NaN counts as above, so that nobody misses
+// it.
 #if defined(WHET_KERNELS_ROW_ABOVE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_ROW_ABOVE_INL_H_
 #undef WHET_KERNELS_ROW_ABOVE_INL_H_
@@ -17,8 +18,10 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <limits>
 
+#include "kernels/row/elementwise-inl.h"
 #include "kernels/row/row-inl.h"
 #include "kernels/row/sweep-inl.h"
 
@@ -69,42 +72,83 @@ HWY_INLINE void ForEachAbove(D d, const T* x, std::int64_t n, T limit, const Bod
       x + i);
 }
 
+// Whether KeepKeys moves single keys, so that SpreadKeys can put them back; whole vectors if not. (Highway's
+// CompressStore copies its table to the stack every time with gcc 12.)
+template <typename T>
+inline constexpr bool kMovesLanes = HWY_TARGET == HWY_AVX2 && sizeof(T) == sizeof(float);
+
+// Rows to have on their way from memory: the next one to be read, and where its weights will be written.
+template <typename T>
+struct NextRow {
+  const T* in = nullptr;
+  T* out = nullptr;
+};
+
 #if HWY_TARGET == HWY_AVX2
-// For every mask of 8 lanes: the lanes that are set, then the others.
+// For every mask of 8 lanes: `together`, the lanes that are set, then the others; `apart`, for each lane how
+// many that are set come before it.
 struct LaneOrders {
-  std::array<std::uint8_t, 256 * 8> lanes{};
+  std::array<std::uint8_t, 256 * 8> together{}, apart{};
   constexpr LaneOrders() {
     for (std::size_t mask = 0; mask < 256; ++mask) {
       std::size_t at = 8 * mask;
       for (const bool set : {true, false}) {
         for (std::size_t lane = 0; lane < 8; ++lane) {
-          if (((mask >> lane & 1) != 0) == set) lanes[at++] = static_cast<std::uint8_t>(lane);
+          if (((mask >> lane & 1) != 0) == set) together[at++] = static_cast<std::uint8_t>(lane);
         }
+      }
+      std::size_t before = 0;
+      for (std::size_t lane = 0; lane < 8; ++lane) {
+        apart[8 * mask + lane] = static_cast<std::uint8_t>(before);
+        before += mask >> lane & 1;
       }
     }
   }
 };
 inline constexpr LaneOrders kLaneOrders;
-#endif
 
-// Stores the lanes that are set at `out`, followed by anything up to a whole vector; returns how many. All of
-// them if one is set, where moving lanes is slow. (Highway's CompressStore copies its table to the stack
-// every time with gcc 12.)
-template <class D, class V, class Mask, typename T>
-HWY_INLINE std::int64_t StoreSet(D d, V v, Mask set, T* out) {
-#if HWY_TARGET == HWY_AVX2
-  if constexpr (sizeof(T) == sizeof(float)) {
-    std::uint8_t bits[8];
-    hn::StoreMaskBits(d, set, bits);
-    const hn::RebindToSigned<D> di;
-    const auto order = hn::LoadU(hn::Rebind<std::uint8_t, D>(), kLaneOrders.lanes.data() + 8 * bits[0]);
-    hn::StoreU(hn::TableLookupLanes(v, hn::IndicesFromVec(d, hn::PromoteTo(di, order))), d, out);
-    return std::popcount(bits[0]);
-  }
-#endif
-  hn::StoreU(v, d, out);
-  return hn::AllFalse(d, set) ? 0 : static_cast<std::int64_t>(hn::Lanes(d));
+using Lanes8 = hn::ScalableTag<float>;
+using Lane8 = hn::Vec<Lanes8>;
+
+// Lane i of the result is lane orders[8 bits + i] of v.
+HWY_INLINE Lane8 OrderLanes(Lane8 v, const std::uint8_t* orders, std::uint32_t bits) {
+  const Lanes8 d;
+  const auto bytes = hn::LoadU(hn::Rebind<std::uint8_t, Lanes8>(), orders + 8 * bits);
+  return hn::TableLookupLanes(v, hn::IndicesFromVec(d, hn::PromoteTo(hn::RebindToSigned<Lanes8>(), bytes)));
 }
+
+HWY_INLINE std::uint32_t BitsOf(hn::Mask<Lanes8> mask) {
+  std::uint8_t bits[8];
+  hn::StoreMaskBits(Lanes8(), mask, bits);
+  return bits[0];
+}
+
+// Stores the keys above the limit at `out`, followed by anything up to a whole vector; moves `out` behind
+// them.
+HWY_INLINE void StoreAbove(Lane8 keys, Lane8 limit, float*& out) {
+  const std::uint32_t bits = BitsOf(hn::Not(hn::Le(keys, limit)));
+  hn::StoreU(OrderLanes(keys, kLaneOrders.together.data(), bits), Lanes8(), out);
+  out += std::popcount(bits);
+}
+
+// The inverse: the numbers that end at `end` where keys are above the limit, 0 elsewhere; moves `end` back to
+// the first of them.
+HWY_INLINE Lane8 LoadAbove(Lane8 keys, Lane8 limit, const float*& end) {
+  const auto above = hn::Not(hn::Le(keys, limit));
+  const std::uint32_t bits = BitsOf(above);
+  end -= std::popcount(bits);
+  return hn::IfThenElseZero(above, OrderLanes(hn::LoadU(Lanes8(), end), kLaneOrders.apart.data(), bits));
+}
+
+// Keys that are looked at together: four vectors, of which a piece has up to kPieceQuads. Those of a piece
+// that hold a key above the limit are listed first, without a branch, since which ones can't be predicted.
+inline constexpr std::int64_t kQuadKeys = 32, kPieceQuads = 64, kPieceKeys = kPieceQuads * kQuadKeys;
+
+HWY_INLINE bool QuadAbove(const float* x, Lane8 limit) {
+  const Lanes8 d;
+  return AnyAbove(d, limit, hn::LoadU(d, x), hn::LoadU(d, x + 8), hn::LoadU(d, x + 16), hn::LoadU(d, x + 24));
+}
+#endif
 
 // Fills up the last vector of `kept` keys, at most n of them, with keys that aren't visible: sweeps over
 // whole vectors are faster. Returns how many keys that are.
@@ -117,22 +161,101 @@ HWY_INLINE std::int64_t FillLastVector(T* keys, std::int64_t kept, std::int64_t 
   return whole;
 }
 
+#if HWY_TARGET == HWY_AVX2
+// KeepKeys where kMovesLanes.
+HWY_INLINE std::int64_t KeepLanes(const float* x, std::int64_t n, float limit, float* out,
+                                  NextRow<float> next) {
+  const Lanes8 d;
+  const auto least = hn::Set(d, limit);
+  const std::int64_t quads_end = n - n % kQuadKeys;
+  float* to = out;  // never past what is read: nothing unread is overwritten
+  for (std::int64_t begin = 0; begin < quads_end; begin += kPieceKeys) {
+    const std::int64_t end = std::min(quads_end, begin + kPieceKeys);
+    std::int32_t found[kPieceQuads + 1];
+    std::int64_t count = 0;
+    for (std::int64_t i = begin; i < end; i += kQuadKeys) {
+      if (next.in != nullptr) Fetch(next.in + i, kQuadKeys);
+      if (next.out != nullptr) FetchForWrite(next.out + i, kQuadKeys);
+      found[count] = static_cast<std::int32_t>(i);
+      count += QuadAbove(x + i, least) ? 1 : 0;
+    }
+    for (std::int64_t j = 0; j < count; ++j) {
+      for (std::int64_t i = found[j]; i < found[j] + kQuadKeys; i += 8) {
+        StoreAbove(hn::LoadU(d, x + i), least, to);
+      }
+    }
+  }
+  for (std::int64_t i = quads_end; i < n; ++i) {
+    const float key = x[i];
+    *to = key;
+    to += key <= limit ? 0 : 1;
+  }
+  return to - out;
+}
+
+// The inverse: numbers that end at `end`, one for each key above the limit, to where the keys are, times
+// `scale`; 0 for all others. `few`: most vectors hold no such key. From the end of the row on, so that they
+// may lie at the front of `out`: none is overwritten before it is read. `x` may be `out`. Returns where they
+// begin.
+HWY_NOINLINE const float* SpreadKeys(const float* x, std::int64_t n, float limit, float scale, bool few,
+                                     const float* end, float* out) {
+  const Lanes8 d;
+  const auto least = hn::Set(d, limit), factor = hn::Set(d, scale), zero = hn::Zero(d);
+  const auto spread = [&](std::int64_t quad) HWY_ATTR {
+    for (std::int64_t i = quad + kQuadKeys - 8; i >= quad; i -= 8) {
+      hn::StoreU(hn::Mul(LoadAbove(hn::LoadU(d, x + i), least, end), factor), d, out + i);
+    }
+  };
+  std::int64_t i = n;
+  while (i % kQuadKeys != 0) {
+    --i;
+    out[i] = x[i] <= limit ? 0.0f : *--end * scale;
+  }
+  const bool in_out = !std::less<>()(end, static_cast<const float*>(out)) &&
+                      !std::less<>()(static_cast<const float*>(out + n), end);
+  while (i > 0 && few && x != out) {
+    // Zeros may be written beyond the numbers that aren't read yet.
+    const std::int64_t unread = in_out ? (end - out + kQuadKeys - 1) / kQuadKeys * kQuadKeys : 0;
+    const std::int64_t begin = std::max(unread, i - kPieceKeys);
+    if (begin >= i) break;
+    std::int32_t found[kPieceQuads + 1];
+    std::int64_t count = 0;
+    while (i > begin) {
+      i -= kQuadKeys;
+      found[count] = static_cast<std::int32_t>(i);
+      count += QuadAbove(x + i, least) ? 1 : 0;
+      for (std::int64_t j = i; j < i + kQuadKeys; j += 8) hn::StoreU(zero, d, out + j);
+    }
+    for (std::int64_t j = 0; j < count; ++j) spread(found[j]);
+  }
+  while (i > 0) {
+    i -= kQuadKeys;
+    spread(i);
+  }
+  return end;
+}
+#endif
+
 // Moves the keys above the limit to the front of `out` (which may be `x`), perhaps with others between them;
-// returns how many keys that are. Writes no further than n. Has the row at `next` (null: none) on its way
-// from memory meanwhile.
+// returns how many keys that are. Writes no further than n. Has `next` on its way from memory meanwhile.
 template <typename T>
-HWY_NOINLINE std::int64_t KeepKeys(const T* x, std::int64_t n, T limit, T* out, const T* next = nullptr) {
+HWY_NOINLINE std::int64_t KeepKeys(const T* x, std::int64_t n, T limit, T* out, NextRow<T> next = {}) {
+#if HWY_TARGET == HWY_AVX2
+  if constexpr (kMovesLanes<T>) return KeepLanes(x, n, limit, out, next);
+#endif
   const hn::ScalableTag<T> d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const auto least = hn::Set(d, limit);
   std::int64_t i = 0, kept = 0;  // kept <= i: nothing unread is overwritten
-  const auto keep = [&](hn::Vec<decltype(d)> v)
-                        HWY_ATTR { kept += StoreSet(d, v, hn::Not(hn::Le(v, least)), out + kept); };
+  const auto keep = [&](hn::Vec<decltype(d)> v) HWY_ATTR {
+    hn::StoreU(v, d, out + kept);
+    kept += hn::AllTrue(d, hn::Le(v, least)) ? 0 : lanes;
+  };
   for (; i + 4 * lanes <= n; i += 4 * lanes) {
     const auto a = hn::LoadU(d, x + i), b = hn::LoadU(d, x + i + lanes);
     const auto c = hn::LoadU(d, x + i + 2 * lanes), e = hn::LoadU(d, x + i + 3 * lanes);
-    if (next != nullptr) Fetch(next + i, 4 * lanes);
-    if (next != nullptr) FetchForWrite(out + i, 4 * lanes);
+    if (next.in != nullptr) Fetch(next.in + i, 4 * lanes);
+    if (next.out != nullptr) FetchForWrite(next.out + i, 4 * lanes);
     if (!AnyAbove(d, least, a, b, c, e)) continue;
     keep(a);
     keep(b);
@@ -146,6 +269,33 @@ HWY_NOINLINE std::int64_t KeepKeys(const T* x, std::int64_t n, T limit, T* out, 
     kept += key <= limit ? 0 : 1;
   }
   return kept;
+}
+
+// The largest key of each group, as MaxOf finds them. Which runs are left out changes only groups whose
+// largest key lies there. NaN may be overlooked.
+template <typename T>
+HWY_NOINLINE void GroupMaxima(const Runs<T>& runs, T* largest) {
+  const hn::ScalableTag<T> d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  const std::int64_t groups = Groups<T>();
+  std::fill_n(largest, groups, kMinusInfinity<T>);
+  runs.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR {
+    const T* const x = runs.row.x;
+    auto a = hn::Load(d, largest), b = hn::Load(d, largest + lanes);
+    auto c = hn::Load(d, largest + 2 * lanes), e = hn::Load(d, largest + 3 * lanes);
+    std::int64_t i = begin / groups * groups;  // as if the run before weren't left out
+    for (; i + groups <= runs.row.size() && i < end; i += groups) {
+      a = hn::Max(a, hn::LoadU(d, x + i));
+      b = hn::Max(b, hn::LoadU(d, x + i + lanes));
+      c = hn::Max(c, hn::LoadU(d, x + i + 2 * lanes));
+      e = hn::Max(e, hn::LoadU(d, x + i + 3 * lanes));
+    }
+    hn::Store(a, d, largest);
+    hn::Store(b, d, largest + lanes);
+    hn::Store(c, d, largest + 2 * lanes);
+    hn::Store(e, d, largest + 3 * lanes);
+    for (std::int64_t j = i; j < end; ++j) largest[j - i] = std::max(largest[j - i], x[j]);
+  });
 }
 
 // Weights of keys above the limit, times `scale`; 0 for all others.
@@ -186,6 +336,25 @@ HWY_INLINE void WeighAbove(const Runs<T>& runs, const Elements& elements, T limi
   result.divided = runs.divide;
   runs.ForEach([&](std::int64_t begin, std::int64_t end) HWY_ATTR {
     WeighRunAbove(runs.row.x + begin, end - begin, elements, limit, scale, out + begin);
+  });
+}
+
+// The same where kMovesLanes and the keys above the limit lie together in row.scratch, `kept` of them,
+// `padded` with those that fill up the last vector: only they are weighed. Finds sums.z.
+inline constexpr std::int64_t kFewKept = 24;  // one in so many: most groups of four vectors hold none
+template <class Elements, typename T>
+HWY_INLINE void WeighKept(const Runs<T>& runs, const Elements& elements, T limit, std::int64_t kept,
+                          std::int64_t padded, T* out, RowResult<T>& result) {
+  T* const scratch = runs.row.scratch;
+  const RowInput<T> those{.x = scratch, .n = padded};
+  result.sums = {.z = WeighElements(Runs<T>{those, true}, elements, out == nullptr ? nullptr : scratch)};
+  if (out == nullptr || !(result.sums.z > 0)) return;
+  const T scale = runs.divide ? static_cast<T>(1 / result.sums.z) : T(1);
+  result.divided = runs.divide;
+  const bool few = kFewKept * kept < runs.row.size();
+  const T* end = scratch + kept;
+  runs.ForEachFromEnd([&](std::int64_t begin, std::int64_t to) HWY_ATTR {
+    end = SpreadKeys(runs.row.x + begin, to - begin, limit, scale, few, end, out + begin);
   });
 }
 

@@ -53,6 +53,16 @@ struct RowTiles {
       begin = end;
     }
   }
+
+  template <class Body>
+  HWY_INLINE void ForEachFromEnd(std::int64_t n, const Body& body) const {
+    for (std::int64_t end = n; end > 0;) {
+      const std::int64_t tile = (first_key + end - 1) / kTileKeys;
+      const std::int64_t begin = std::max<std::int64_t>(0, tile * kTileKeys - first_key);
+      body(tile, begin, end);
+      end = begin;
+    }
+  }
 };
 
 // A row to be weighed, and the buffers for it.
@@ -65,10 +75,20 @@ struct RowInput {
   T* scratch = nullptr;     // a row for sweeps that may not be the last; never x
   bool keep_plain = true;   // e^y is worth keeping in scratch, since beta = 1 is likely; changes no bit
   const T* next = nullptr;  // a row to fetch into the cache during the first sweep
+  T* next_out = nullptr;    // where that row's weights will go, or null
   const RowTiles<T>* tiles = nullptr;  // null: the row is weighed whole
 
   std::int64_t size() const { return n + (sink ? 1 : 0); }
 };
+
+// Groups of a row's keys, one per lane of four vectors, and a bound for buffers: key i belongs to group i
+// modulo their number.
+template <typename T>
+HWY_INLINE std::int64_t Groups() {
+  return 4 * static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<T>()));
+}
+template <typename T>
+inline constexpr std::size_t kMaxGroups = 4 * HWY_MAX_BYTES / sizeof(T);
 
 // What is known of a row once its beta is chosen, and later once it is weighed.
 template <typename T>
@@ -87,6 +107,8 @@ struct RowResult {
   double least = -std::numeric_limits<double>::infinity();  // the logit below which keys have none
   const T* weights = nullptr;  // where e^(beta y) of all keys and the sink lies already
   bool divided = false;        // weights are divided by sums.z already
+  T* largest = nullptr;        // space for the largest keys of groups, kGroups of them, or null
+  bool has_largest = false;    // they are there
 };
 
 // How close a search comes to its target, which beta still makes a difference, and how far below
@@ -171,10 +193,11 @@ HWY_NOINLINE Found<T> SearchBeta(const RowInput<T>& row, const Rule& rule, const
 using core::needs_count;
 using core::needs_entropy;
 
-// The maximum of the row's keys and of each of its tiles. kFull: minimum and count too.
+// The maximum of the row's keys and of each of its tiles. kFull: minimum and count too; if not, a row without
+// tiles leaves the largest keys of its groups in `largest`, if that isn't null.
 template <bool kFull, typename T>
-HWY_INLINE Extremes<T> ScanRow(const RowInput<T>& row) {
-  if (row.tiles == nullptr) return Scan<kFull>(row.x, row.n);
+HWY_INLINE Extremes<T> ScanRow(const RowInput<T>& row, T* largest = nullptr) {
+  if (row.tiles == nullptr) return Scan<kFull>(row.x, row.n, largest);
   Extremes<T> all{std::numeric_limits<T>::lowest(), -kMinusInfinity<T>, 0};
   row.tiles->ForEach(row.n, [&](std::int64_t tile, std::int64_t begin, std::int64_t end) HWY_ATTR {
     const Extremes<T> ends = Scan<kFull>(row.x + begin, end - begin);
@@ -205,7 +228,8 @@ HWY_INLINE void MeasureState(const RowInput<T>& row, T min, T* weights, RowResul
 // The maximum of the row and, if `counts`, its minimum and the number of its visible keys (all keys if not).
 template <typename T>
 HWY_INLINE void ScanEnds(const RowInput<T>& row, bool counts, RowResult<T>& result, T& min) {
-  const Extremes<T> ends = counts ? ScanRow<true>(row) : ScanRow<false>(row);
+  result.has_largest = !counts && result.largest != nullptr && row.tiles == nullptr;
+  const Extremes<T> ends = counts ? ScanRow<true>(row) : ScanRow<false>(row, result.largest);
   result.key_max = result.top = ends.max;
   if (row.sink) {
     const T sink = row.x[row.n];

@@ -18,6 +18,7 @@
 //     kIsExponential    its weights are e^(beta y): those that the sweeps of ChooseBeta leave behind will do
 //     kNeedsCount       its weights depend on the number of visible keys
 //     kNeedsScratch     RowInput::scratch makes it faster: without, each step of a search reads the whole row
+//     kNeedsLargest     RowResult::largest, if it has them, makes it faster
 //     kSavesThreshold   backward needs RowResult::threshold beside beta and the sum
 //     kParameterGradient   its parameter has a gradient: ParameterGradient, from what Backward is given
 //     kIsSparse         many weights of a row may be exactly 0: attention looks for those that aren't
@@ -129,6 +130,16 @@ struct Runs {
     });
     if (row.n > from) body(from, row.n);
     if (row.sink) body(row.n, row.n + 1);
+  }
+
+  // The same from the last key to the first, in runs that may be shorter.
+  template <class Body>
+  HWY_INLINE void ForEachFromEnd(const Body& body) const {
+    if (all) return body(std::int64_t{0}, row.size());
+    if (row.sink) body(row.n, row.n + 1);
+    row.tiles->ForEachFromEnd(row.n, [&](std::int64_t tile, std::int64_t begin, std::int64_t end) HWY_ATTR {
+      if (row.tiles->keep[tile] != 0) body(begin, end);
+    });
   }
 };
 
@@ -286,6 +297,8 @@ template <class Normalizer, typename T>
 HWY_INLINE void NormaliseRow(const RowInput<T>& row, const Rule& rule, Wanted wanted, T* out,
                              RowResult<T>& result) {
   const Rule& asked = RuleFor<Normalizer>(rule);
+  HWY_ALIGN T largest[Normalizer::kNeedsLargest ? kMaxGroups<T> : 1];
+  if (Normalizer::kNeedsLargest) result.largest = largest;
   ChooseBetaFor<Normalizer>(row, asked, wanted, result);
   const bool summed = Normalizer::kIsExponential && result.summed;
   if (CanBeWeighed(result) && !summed) {

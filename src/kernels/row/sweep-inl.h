@@ -116,9 +116,45 @@ struct Extremes {
   std::int64_t count = 0;  // visible keys; NaN counts
 };
 
-// kFull: min and count too.
+// The largest of n keys, lowest() if none is visible. `largest`, if not null: what each lane of
+// four vectors has seen of them, -inf where that is nothing visible.
+template <typename T>
+HWY_INLINE T MaxOf(const T* x, std::int64_t n, T* largest = nullptr) {
+  const hn::ScalableTag<T> d;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  // Four, so that no maximum waits for the one before.
+  auto a = hn::Set(d, kMinusInfinity<T>), b = a, c = a, e = a;
+  std::int64_t i = 0;
+  for (; i + 4 * lanes <= n; i += 4 * lanes) {
+    a = hn::Max(a, hn::LoadU(d, x + i));
+    b = hn::Max(b, hn::LoadU(d, x + i + lanes));
+    c = hn::Max(c, hn::LoadU(d, x + i + 2 * lanes));
+    e = hn::Max(e, hn::LoadU(d, x + i + 3 * lanes));
+  }
+  int vector = 0;
+  Map(
+      d, static_cast<T*>(nullptr), n - i,
+      [&](hn::Vec<decltype(d)> v) HWY_ATTR {
+        auto& max = vector == 0 ? a : vector == 1 ? b : vector == 2 ? c : e;
+        max = hn::Max(max, v);
+        ++vector;
+        return v;
+      },
+      x + i);
+  if (largest != nullptr) {
+    hn::StoreU(a, d, largest);
+    hn::StoreU(b, d, largest + lanes);
+    hn::StoreU(c, d, largest + 2 * lanes);
+    hn::StoreU(e, d, largest + 3 * lanes);
+  }
+  const auto lowest = hn::Set(d, std::numeric_limits<T>::lowest());
+  return hn::GetLane(hn::MaxOfLanes(d, hn::Max(lowest, hn::Max(hn::Max(a, b), hn::Max(c, e)))));
+}
+
+// kFull: min and count too; if not, `largest` as in MaxOf.
 template <bool kFull, typename T>
-HWY_INLINE Extremes<T> Scan(const T* x, std::int64_t n) {
+HWY_INLINE Extremes<T> Scan(const T* x, std::int64_t n, T* largest = nullptr) {
+  if constexpr (!kFull) return {MaxOf(x, n, largest), -kMinusInfinity<T>, 0};
   const hn::ScalableTag<T> d;
   using V = hn::Vec<decltype(d)>;
   const V hidden = hn::Set(d, kMinusInfinity<T>);
@@ -129,11 +165,9 @@ HWY_INLINE Extremes<T> Scan(const T* x, std::int64_t n) {
       d, static_cast<T*>(nullptr), n,
       [&](V v) HWY_ATTR {
         max = hn::Max(max, v);
-        if constexpr (kFull) {
-          const auto visible = hn::Not(hn::Eq(v, hidden));  // NaN too
-          count += static_cast<std::int64_t>(hn::CountTrue(d, visible));
-          min = hn::Min(min, hn::IfThenElse(visible, v, hn::Neg(hidden)));
-        }
+        const auto visible = hn::Not(hn::Eq(v, hidden));  // NaN too
+        count += static_cast<std::int64_t>(hn::CountTrue(d, visible));
+        min = hn::Min(min, hn::IfThenElse(visible, v, hn::Neg(hidden)));
         return v;
       },
       x);

@@ -33,6 +33,7 @@ struct Softmax {
   static constexpr bool kIsExponential = true;
   static constexpr bool kNeedsCount = false;
   static constexpr bool kNeedsScratch = false;
+  static constexpr bool kNeedsLargest = false;
   static constexpr bool kSavesThreshold = false;
   static constexpr bool kIsSparse = false;
   static constexpr bool kMergesShards = true;

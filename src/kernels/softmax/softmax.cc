@@ -40,7 +40,7 @@ HWY_INLINE void SoftmaxRowsBy(const Normalise& normalise, const RowJob& job, std
   const Rule rule = kernels::entry_of(job.normalizer).uses_beta ? job.rule : Rule{};
   const std::int64_t in_bytes = core::element_bytes(job.in.dtype);
   core::RowCursor<3> cursor(job.rows, {&job.in, &job.out, &job.mask}, begin);
-  core::RowCursor<1> following(job.rows, {&job.in}, begin);  // one row ahead
+  core::RowCursor<2> following(job.rows, {&job.in, &job.out}, begin);  // one row ahead
   const Wanted wanted{.stats = !job.stats.empty(), .saved = job.saved.given()};
   const bool out_is_direct = kernels::is_direct(job.out, job.rows.keys());
   for (std::int64_t row = begin; row < end; ++row, cursor.next()) {
@@ -53,15 +53,18 @@ HWY_INLINE void SoftmaxRowsBy(const Normalise& normalise, const RowJob& job, std
     double offset = 0;
     const T* x = VisibleRow(job, in, mask, n, target, buffer, offset);
     const T* next = nullptr;
+    T* next_out = nullptr;
     following.next();
     if (x == reinterpret_cast<const T*>(in) && row + 1 < end && n <= kMaxFetchKeys<T>) {
       next = reinterpret_cast<const T*>(job.in.data + following.offset(0) * in_bytes);
+      if (out_is_direct) next_out = reinterpret_cast<T*>(job.out.data + following.offset(1) * in_bytes);
     }
     const RowInput<T> input{.x = x,
                             .n = n,
                             .parameter = job.normalizer.parameter(),
                             .scratch = target != x ? target : (buffer != x ? buffer : nullptr),
-                            .next = next};
+                            .next = next,
+                            .next_out = next_out};
     RowResult<T> result;
     normalise(input, wanted, target, result);
     std::fill(target + n, target + job.rows.keys(), T(0));

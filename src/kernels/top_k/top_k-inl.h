@@ -196,6 +196,7 @@ struct TopK {
   static constexpr bool kIsExponential = false;
   static constexpr bool kNeedsCount = false;
   static constexpr bool kNeedsScratch = true;
+  static constexpr bool kNeedsLargest = false;
   static constexpr bool kSavesThreshold = true;
   static constexpr bool kIsSparse = true;
   static constexpr bool kMergesShards = false;

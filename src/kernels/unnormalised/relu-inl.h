@@ -61,6 +61,7 @@ struct Relu {
   static constexpr bool kIsExponential = false;
   static constexpr bool kNeedsCount = true;
   static constexpr bool kNeedsScratch = false;
+  static constexpr bool kNeedsLargest = false;
   static constexpr bool kSavesThreshold = false;
   static constexpr bool kIsSparse = true;
   static constexpr bool kMergesShards = false;

@@ -68,6 +68,7 @@ struct Sigmoid {
   static constexpr bool kIsExponential = false;
   static constexpr bool kNeedsCount = true;
   static constexpr bool kNeedsScratch = false;
+  static constexpr bool kNeedsLargest = false;
   static constexpr bool kSavesThreshold = true;
   static constexpr bool kIsSparse = false;
   static constexpr bool kMergesShards = false;

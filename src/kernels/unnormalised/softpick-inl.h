@@ -101,6 +101,7 @@ struct Softpick {
   static constexpr bool kIsExponential = false;
   static constexpr bool kNeedsCount = false;
   static constexpr bool kNeedsScratch = false;
+  static constexpr bool kNeedsLargest = false;
   static constexpr bool kSavesThreshold = false;
   static constexpr bool kIsSparse = true;
   static constexpr bool kMergesShards = false;
