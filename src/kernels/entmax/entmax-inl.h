@@ -576,7 +576,8 @@ struct EntmaxOf {
         result.support = CountKeys(runs, [&](auto d, auto x) HWY_ATTR { return elements.Count(d, x); });
       }
       if constexpr (kMovesLanes<T>) {
-        if (keys.has_list()) {
+        constexpr bool kCheap = !std::is_base_of_v<PowerAny, Power>;
+        if (keys.has_list() && IsWorthSpreading(kCheap, keys.kept(), runs.row.size())) {
           return WeighKept(runs, elements, keys.limit(), keys.kept(), keys.padded(), out, result);
         }
       }

@@ -1,10 +1,10 @@
 // Keys above a limit, where few of a row are: moved together, looked at, or weighed, the others left out.
 //
 // What holds no key above the limit costs little more than the comparison: 9 operations for 32 keys of f32
-// with AVX2, and the store of zeros where weights are written. Where single keys are moved (AVX2), vectors
-// that hold one are listed first and visited afterwards; elsewhere there is a branch for each four of them,
-// and a wrong guess costs about what looking at them would have. NaN counts as above, so that nobody misses
-// it.
+// with AVX2, 64 with AVX-512, and the store of zeros where weights are written. There is a branch for each
+// four vectors, and a wrong guess costs about what looking at them would have; not with AVX2, where moving
+// single keys is dear: vectors that hold one are listed first and visited afterwards. NaN counts as above, so
+// that nobody misses it.
 #if defined(WHET_KERNELS_ROW_ABOVE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_ROW_ABOVE_INL_H_
 #undef WHET_KERNELS_ROW_ABOVE_INL_H_
@@ -72,10 +72,13 @@ HWY_INLINE void ForEachAbove(D d, const T* x, std::int64_t n, T limit, const Bod
       x + i);
 }
 
-// Whether KeepKeys moves single keys, so that SpreadKeys can put them back; whole vectors if not. (Highway's
-// CompressStore copies its table to the stack every time with gcc 12.)
+// Whether KeepKeys moves single keys, so that SpreadKeys can put them back; whole vectors if not. AVX-512 has
+// instructions for it, AVX2 a table of our own. (Highway's CompressStore copies its table to the stack every
+// time with gcc 12.)
+#undef WHET_MOVES_LANES
+#define WHET_MOVES_LANES (HWY_ARCH_X86 && HWY_TARGET <= HWY_AVX2)
 template <typename T>
-inline constexpr bool kMovesLanes = HWY_TARGET == HWY_AVX2 && sizeof(T) == sizeof(float);
+inline constexpr bool kMovesLanes = WHET_MOVES_LANES && sizeof(T) == sizeof(float);
 
 // Rows to have on their way from memory: the next one to be read, and where its weights will be written.
 template <typename T>
@@ -83,6 +86,12 @@ struct NextRow {
   const T* in = nullptr;
   T* out = nullptr;
 };
+
+#if WHET_MOVES_LANES
+using Floats = hn::ScalableTag<float>;
+using FloatVec = hn::Vec<Floats>;
+using FloatMask = hn::Mask<Floats>;
+inline constexpr std::int64_t kFloats = HWY_TARGET == HWY_AVX2 ? 8 : 16;
 
 #if HWY_TARGET == HWY_AVX2
 // For every mask of 8 lanes: `together`, the lanes that are set, then the others; `apart`, for each lane how
@@ -107,46 +116,63 @@ struct LaneOrders {
 };
 inline constexpr LaneOrders kLaneOrders;
 
-using Lanes8 = hn::ScalableTag<float>;
-using Lane8 = hn::Vec<Lanes8>;
-
 // Lane i of the result is lane orders[8 bits + i] of v.
-HWY_INLINE Lane8 OrderLanes(Lane8 v, const std::uint8_t* orders, std::uint32_t bits) {
-  const Lanes8 d;
-  const auto bytes = hn::LoadU(hn::Rebind<std::uint8_t, Lanes8>(), orders + 8 * bits);
-  return hn::TableLookupLanes(v, hn::IndicesFromVec(d, hn::PromoteTo(hn::RebindToSigned<Lanes8>(), bytes)));
+HWY_INLINE FloatVec OrderLanes(FloatVec v, const std::uint8_t* orders, std::uint32_t bits) {
+  const Floats d;
+  const auto bytes = hn::LoadU(hn::Rebind<std::uint8_t, Floats>(), orders + 8 * bits);
+  return hn::TableLookupLanes(v, hn::IndicesFromVec(d, hn::PromoteTo(hn::RebindToSigned<Floats>(), bytes)));
 }
 
-HWY_INLINE std::uint32_t BitsOf(hn::Mask<Lanes8> mask) {
+HWY_INLINE std::uint32_t BitsOf(FloatMask mask) {
   std::uint8_t bits[8];
-  hn::StoreMaskBits(Lanes8(), mask, bits);
+  hn::StoreMaskBits(Floats(), mask, bits);
   return bits[0];
 }
 
-// Stores the keys above the limit at `out`, followed by anything up to a whole vector; moves `out` behind
-// them.
-HWY_INLINE void StoreAbove(Lane8 keys, Lane8 limit, float*& out) {
-  const std::uint32_t bits = BitsOf(hn::Not(hn::Le(keys, limit)));
-  hn::StoreU(OrderLanes(keys, kLaneOrders.together.data(), bits), Lanes8(), out);
-  out += std::popcount(bits);
+// The lanes that are set, one after the other from the first on; the rest is anything.
+HWY_INLINE FloatVec Together(FloatVec v, FloatMask set) {
+  return OrderLanes(v, kLaneOrders.together.data(), BitsOf(set));
+}
+
+// The inverse: each lane that is set gets the next of v, the others 0.
+HWY_INLINE FloatVec Apart(FloatVec v, FloatMask set) {
+  return hn::IfThenElseZero(set, OrderLanes(v, kLaneOrders.apart.data(), BitsOf(set)));
+}
+#else
+HWY_INLINE FloatVec Together(FloatVec v, FloatMask set) { return hn::Compress(v, set); }
+HWY_INLINE FloatVec Apart(FloatVec v, FloatMask set) {
+  return FloatVec{_mm512_maskz_expand_ps(set.raw, v.raw)};  // which Highway 1.0.3 has no name for
+}
+#endif
+
+// Stores the keys above the limit at `out`, followed by anything up to a whole vector. Returns how many.
+HWY_INLINE std::int64_t StoreAbove(FloatVec keys, FloatVec limit, float* out) {
+  const Floats d;
+  const auto above = hn::Not(hn::Le(keys, limit));
+  hn::StoreU(Together(keys, above), d, out);
+  return static_cast<std::int64_t>(hn::CountTrue(d, above));
 }
 
 // The inverse: the numbers that end at `end` where keys are above the limit, 0 elsewhere; moves `end` back to
 // the first of them.
-HWY_INLINE Lane8 LoadAbove(Lane8 keys, Lane8 limit, const float*& end) {
+HWY_INLINE FloatVec LoadAbove(FloatVec keys, FloatVec limit, const float*& end) {
+  const Floats d;
   const auto above = hn::Not(hn::Le(keys, limit));
-  const std::uint32_t bits = BitsOf(above);
-  end -= std::popcount(bits);
-  return hn::IfThenElseZero(above, OrderLanes(hn::LoadU(Lanes8(), end), kLaneOrders.apart.data(), bits));
+  end -= hn::CountTrue(d, above);
+  return Apart(hn::LoadU(d, end), above);
 }
 
 // Keys that are looked at together: four vectors, of which a piece has up to kPieceQuads. Those of a piece
 // that hold a key above the limit are listed first, without a branch, since which ones can't be predicted.
-inline constexpr std::int64_t kQuadKeys = 32, kPieceQuads = 64, kPieceKeys = kPieceQuads * kQuadKeys;
+inline constexpr std::int64_t kQuadKeys = 4 * kFloats, kPieceQuads = 64, kPieceKeys = kPieceQuads * kQuadKeys;
 
-HWY_INLINE bool QuadAbove(const float* x, Lane8 limit) {
-  const Lanes8 d;
-  return AnyAbove(d, limit, hn::LoadU(d, x), hn::LoadU(d, x + 8), hn::LoadU(d, x + 16), hn::LoadU(d, x + 24));
+// Whether most such groups hold none of the keys that were kept.
+HWY_INLINE bool AreFew(std::int64_t kept, std::int64_t n) { return 3 * kQuadKeys / 4 * kept < n; }
+
+HWY_INLINE bool QuadAbove(const float* x, FloatVec limit) {
+  const Floats d;
+  return AnyAbove(d, limit, hn::LoadU(d, x), hn::LoadU(d, x + kFloats), hn::LoadU(d, x + 2 * kFloats),
+                  hn::LoadU(d, x + 3 * kFloats));
 }
 #endif
 
@@ -162,10 +188,10 @@ HWY_INLINE std::int64_t FillLastVector(T* keys, std::int64_t kept, std::int64_t 
 }
 
 #if HWY_TARGET == HWY_AVX2
-// KeepKeys where kMovesLanes.
+// KeepKeys with AVX2.
 HWY_INLINE std::int64_t KeepLanes(const float* x, std::int64_t n, float limit, float* out,
                                   NextRow<float> next) {
-  const Lanes8 d;
+  const Floats d;
   const auto least = hn::Set(d, limit);
   const std::int64_t quads_end = n - n % kQuadKeys;
   float* to = out;  // never past what is read: nothing unread is overwritten
@@ -180,8 +206,8 @@ HWY_INLINE std::int64_t KeepLanes(const float* x, std::int64_t n, float limit, f
       count += QuadAbove(x + i, least) ? 1 : 0;
     }
     for (std::int64_t j = 0; j < count; ++j) {
-      for (std::int64_t i = found[j]; i < found[j] + kQuadKeys; i += 8) {
-        StoreAbove(hn::LoadU(d, x + i), least, to);
+      for (std::int64_t i = found[j]; i < found[j] + kQuadKeys; i += kFloats) {
+        to += StoreAbove(hn::LoadU(d, x + i), least, to);
       }
     }
   }
@@ -193,16 +219,19 @@ HWY_INLINE std::int64_t KeepLanes(const float* x, std::int64_t n, float limit, f
   return to - out;
 }
 
-// The inverse: numbers that end at `end`, one for each key above the limit, to where the keys are, times
-// `scale`; 0 for all others. `few`: most vectors hold no such key. From the end of the row on, so that they
-// may lie at the front of `out`: none is overwritten before it is read. `x` may be `out`. Returns where they
-// begin.
+#endif
+
+#if WHET_MOVES_LANES
+// The inverse of KeepKeys: numbers that end at `end`, one for each key above the limit, to where the keys
+// are, times `scale`; 0 for all others. `few`: most vectors hold no such key. From the end of the row on, so
+// that they may lie at the front of `out`: none is overwritten before it is read. `x` may be `out`. Returns
+// where they begin.
 HWY_NOINLINE const float* SpreadKeys(const float* x, std::int64_t n, float limit, float scale, bool few,
                                      const float* end, float* out) {
-  const Lanes8 d;
+  const Floats d;
   const auto least = hn::Set(d, limit), factor = hn::Set(d, scale), zero = hn::Zero(d);
   const auto spread = [&](std::int64_t quad) HWY_ATTR {
-    for (std::int64_t i = quad + kQuadKeys - 8; i >= quad; i -= 8) {
+    for (std::int64_t i = quad + kQuadKeys - kFloats; i >= quad; i -= kFloats) {
       hn::StoreU(hn::Mul(LoadAbove(hn::LoadU(d, x + i), least, end), factor), d, out + i);
     }
   };
@@ -224,7 +253,7 @@ HWY_NOINLINE const float* SpreadKeys(const float* x, std::int64_t n, float limit
       i -= kQuadKeys;
       found[count] = static_cast<std::int32_t>(i);
       count += QuadAbove(x + i, least) ? 1 : 0;
-      for (std::int64_t j = i; j < i + kQuadKeys; j += 8) hn::StoreU(zero, d, out + j);
+      for (std::int64_t j = i; j < i + kQuadKeys; j += kFloats) hn::StoreU(zero, d, out + j);
     }
     for (std::int64_t j = 0; j < count; ++j) spread(found[j]);
   }
@@ -248,8 +277,12 @@ HWY_NOINLINE std::int64_t KeepKeys(const T* x, std::int64_t n, T limit, T* out, 
   const auto least = hn::Set(d, limit);
   std::int64_t i = 0, kept = 0;  // kept <= i: nothing unread is overwritten
   const auto keep = [&](hn::Vec<decltype(d)> v) HWY_ATTR {
-    hn::StoreU(v, d, out + kept);
-    kept += hn::AllTrue(d, hn::Le(v, least)) ? 0 : lanes;
+    if constexpr (kMovesLanes<T>) {
+      kept += StoreAbove(v, least, out + kept);
+    } else {
+      hn::StoreU(v, d, out + kept);
+      kept += hn::AllTrue(d, hn::Le(v, least)) ? 0 : lanes;
+    }
   };
   for (; i + 4 * lanes <= n; i += 4 * lanes) {
     const auto a = hn::LoadU(d, x + i), b = hn::LoadU(d, x + i + lanes);
@@ -339,9 +372,9 @@ HWY_INLINE void WeighAbove(const Runs<T>& runs, const Elements& elements, T limi
   });
 }
 
-// The same where kMovesLanes and the keys above the limit lie together in row.scratch, `kept` of them,
+#if WHET_MOVES_LANES
+// WeighAbove where the keys above the limit lie together in row.scratch, `kept` of them,
 // `padded` with those that fill up the last vector: only they are weighed. Finds sums.z.
-inline constexpr std::int64_t kFewKept = 24;  // one in so many: most groups of four vectors hold none
 template <class Elements, typename T>
 HWY_INLINE void WeighKept(const Runs<T>& runs, const Elements& elements, T limit, std::int64_t kept,
                           std::int64_t padded, T* out, RowResult<T>& result) {
@@ -351,12 +384,19 @@ HWY_INLINE void WeighKept(const Runs<T>& runs, const Elements& elements, T limit
   if (out == nullptr || !(result.sums.z > 0)) return;
   const T scale = runs.divide ? static_cast<T>(1 / result.sums.z) : T(1);
   result.divided = runs.divide;
-  const bool few = kFewKept * kept < runs.row.size();
+  const bool few = AreFew(kept, runs.row.size());
   const T* end = scratch + kept;
   runs.ForEachFromEnd([&](std::int64_t begin, std::int64_t to) HWY_ATTR {
     end = SpreadKeys(runs.row.x + begin, to - begin, limit, scale, few, end, out + begin);
   });
 }
+
+// Whether that is faster than to weigh all vectors that hold a key: with AVX-512, where those are few and
+// weights cheap, a branch for each four of them costs less.
+HWY_INLINE bool IsWorthSpreading(bool cheap, std::int64_t kept, std::int64_t n) {
+  return HWY_TARGET == HWY_AVX2 || !cheap || !AreFew(kept, n);
+}
+#endif
 
 }  // namespace HWY_NAMESPACE
 }  // namespace whet
