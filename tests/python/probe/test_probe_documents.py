@@ -1,5 +1,6 @@
 """docs/probe.md shows what results/probe holds."""
 
+import importlib.util
 import json
 from pathlib import Path
 
@@ -48,3 +49,14 @@ def test_what_was_found():
     assert shows(f"{100 * (entropy > 5.945).mean():.0f} % of the heads are there")
     lost = sum(entropy[head["layer"], head["head"]] > 5.945 for head in dispersing)
     assert shows(f"among them {lost} of those that disperse")
+
+
+def test_past_the_trained_context():
+    spec = importlib.util.spec_from_file_location("long_context", ROOT / "tools/long_context.py")
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    settings = json.loads((ROOT / "results/probe/long-context.json").read_text())["settings"]
+    possible = {" ".join(line.split()) for line in tool.table(settings).splitlines()[2:]}
+    section = (ROOT / "docs/probe.md").read_text().split("## Past the trained context")[1].split("\n## ")[0]
+    shown = [" ".join(line.split()) for line in section.splitlines() if line.startswith("| ")][1:]
+    assert len(shown) == 9 and set(shown) <= possible
