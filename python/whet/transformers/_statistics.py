@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Literal, overload
+from typing import Any, Literal, NamedTuple, overload
 
 import numpy as np
 import torch
@@ -42,14 +42,20 @@ class Rows:
     def __init__(self, layers: list[int], rows: slice, rule: RuleLike = None) -> None:
         self.layers = layers
         self._rows, self._rule = rows, rule
+        self._pending = {layer: _Pending() for layer in layers}
         self._calls: dict[int, list[Tensor]] = {layer: [] for layer in layers}
 
     def add(self, layer: int, call: Call, stats: Stats) -> None:
-        self._calls[layer].append(_fields(call, stats, self._rows, self._rule).to(torch.float32))
+        self._keep(layer, self._pending[layer].add(_known(call, stats, self._rows, self._rule)))
+
+    def _keep(self, layer: int, found: Iterable[Tensor]) -> None:
+        self._calls[layer] += [fields.to(torch.float32) for fields in found]
 
     def __getattr__(self, name: str) -> np.ndarray:
         if name not in FIELDS:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        for layer, pending in self._pending.items():
+            self._keep(layer, pending.settle())
         if not any(self._calls.values()):
             raise RuntimeError("no rows yet: call the model inside the with block")
         field = FIELDS.index(name)
@@ -74,6 +80,7 @@ class Summary:
     def __init__(self, layers: list[int], heads: int, rows: slice, rule: RuleLike = None) -> None:
         self.layers = layers
         self._rows, self._rule = rows, rule
+        self._pending = {layer: _Pending() for layer in layers}
         shape = (len(layers), heads, len(FIELDS))
         self._count = torch.zeros(shape, dtype=torch.float64)
         self._mean = torch.zeros(shape, dtype=torch.float64)
@@ -83,8 +90,16 @@ class Summary:
         self._bins = [torch.zeros((len(layers), heads, _BINS[name][2]), dtype=torch.int64) for name in FIELDS]
 
     def add(self, layer: int, call: Call, stats: Stats) -> None:
-        kept = _fields(call, stats, self._rows, self._rule)
-        values = kept.transpose(1, 2).flatten(2).to(torch.float64)  # field, head, row
+        for fields in self._pending[layer].add(_known(call, stats, self._rows, self._rule)):
+            self._join(layer, fields)
+
+    def _settle(self) -> None:
+        for layer, pending in self._pending.items():
+            for fields in pending.settle():
+                self._join(layer, fields)
+
+    def _join(self, layer: int, fields: Tensor) -> None:
+        values = fields.transpose(1, 2).flatten(2).to(torch.float64)  # field, head, row
         at = self.layers.index(layer)
         valid = ~values.isnan()
         values = values.nan_to_num(0.0, 0.0, 0.0)
@@ -108,25 +123,31 @@ class Summary:
 
     @property
     def rows(self) -> np.ndarray:
+        self._settle()
         return self._count[..., 0].numpy().astype(np.int64)
 
     def mean(self, name: str) -> np.ndarray:
+        self._settle()
         return self._where(self._mean[..., _field(name)])
 
     def std(self, name: str) -> np.ndarray:
         """With n, not n - 1, as NumPy has it."""
         field = _field(name)
+        self._settle()
         return self._where((self._squares[..., field] / self._count[..., field].clamp(min=1)).sqrt())
 
     def min(self, name: str) -> np.ndarray:
+        self._settle()
         return self._where(self._least[..., _field(name)])
 
     def max(self, name: str) -> np.ndarray:
+        self._settle()
         return self._where(self._most[..., _field(name)])
 
     def histogram(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Counts [layer, head, bin] and the edges of the bins; what lies beyond counts in the outermost."""
         low, high, bins = _BINS[FIELDS[_field(name)]]
+        self._settle()
         return self._bins[_field(name)].numpy().copy(), np.linspace(low, high, bins + 1)
 
     def quantile(self, name: str, q: float) -> np.ndarray:
@@ -205,19 +226,81 @@ def _field(name: str) -> int:
     return FIELDS.index(name)
 
 
-def _fields(call: Call, stats: Stats, rows: slice, rule: RuleLike) -> Tensor:
+class _Known(NamedTuple):
+    """What a call leaves behind of the rows kept: all that their FIELDS are made of."""
+
+    stats: Tensor  # (field of Stats, B, H, N)
+    sharp: Tensor | None  # the same under the rule that is reported, if that isn't the one of the call
+    logit: Tensor  # (B, H, N): of the first key that any query of the call sees
+    seen: Tensor | None  # whether a row sees that key; None: all do
+    sinks: bool
+    normalizer: Any
+
+    def goes_with(self, other: _Known) -> bool:
+        """Whether both can be joined along N."""
+        return (self.logit.shape[:2] == other.logit.shape[:2] and (self.sharp is None) == (other.sharp is None)
+                and (self.seen is None) == (other.seen is None) and self.sinks == other.sinks
+                and self.normalizer is other.normalizer)
+
+
+class _Pending:
+    """Rows of a layer whose FIELDS aren't computed yet: one token at a time, that would take as long as attention."""
+
+    _MANY = 64
+
+    def __init__(self) -> None:
+        self._calls: list[_Known] = []
+        self._rows = 0
+
+    def add(self, known: _Known) -> list[Tensor]:
+        """FIELDS of what can't wait any longer."""
+        ready = [] if not self._calls or known.goes_with(self._calls[-1]) else self.settle()
+        self._calls.append(known)
+        self._rows += known.logit.shape[-1]
+        waits = self._rows < self._MANY and isinstance(known.normalizer, str)  # a learned one may be another later
+        return ready if waits else [*ready, *self.settle()]
+
+    def settle(self) -> list[Tensor]:
+        """FIELDS of everything, (field, B, H, N); an empty list if there is nothing."""
+        calls, self._calls, self._rows = self._calls, [], 0
+        if len(calls) > 1:
+            sharp = [call.sharp for call in calls if call.sharp is not None]
+            seen = [call.seen for call in calls if call.seen is not None]
+            calls = [calls[0]._replace(stats=torch.cat([call.stats for call in calls], -1),
+                                       sharp=torch.cat(sharp, -1) if sharp else None,
+                                       logit=torch.cat([call.logit for call in calls], -1),
+                                       seen=torch.cat(seen, -1) if seen else None)]
+        return [_fields(call) for call in calls]
+
+
+def _known(call: Call, stats: Stats, rows: slice, rule: RuleLike) -> _Known:
+    kept = torch.stack(stats)[..., rows]
+    sharp = None if rule is None else torch.stack(call.stats_under(rule, rows))
+    logit, seen = _first_logit(call, rows)
+    return _Known(kept, sharp, logit, seen, call.sinks is not None, call.normalizer)
+
+
+def _fields(known: _Known) -> Tensor:
     """FIELDS of the rows kept, (field, B, H, N), NaN where a row sees no key."""
-    kept = Stats(*(field[:, :, rows] for field in stats))
-    sharp = kept if rule is None else call.stats_under(rule, rows)
+    kept = Stats(*known.stats)
+    sharp = kept if known.sharp is None else Stats(*known.sharp)
     relative = kept.entropy / kept.count.clamp(min=2).log()
-    found = torch.stack([kept.count, kept.entropy, relative, kept.peak, kept.spread, _first(call, kept, rows),
-                         sharp.beta, sharp.sharp_entropy, sharp.sharp_peak])
+    found = torch.stack([kept.count, kept.entropy, relative, kept.peak, kept.spread, _first(known, kept), sharp.beta,
+                         sharp.sharp_entropy, sharp.sharp_peak])
     return found.masked_fill(kept.count == 0, math.nan)
 
 
-def _first(call: Call, stats: Stats, rows: slice) -> Tensor:
+def _first(known: _Known, stats: Stats) -> Tensor:
     """The weight on the first key that any query of the call sees, from its logit and the stats of the rows: weights
     are a function of the logit, and the largest weight, that of the largest logit, gives its factor."""
+    if known.sinks:  # which may be the largest logit of a row; peak is of the largest that has a key
+        stats = stats._replace(max=stats.log_sum_exp + stats.peak.log())
+    weight = _weight(known.logit, stats, known.normalizer)
+    return weight if known.seen is None else weight * known.seen
+
+
+def _first_logit(call: Call, rows: slice) -> tuple[Tensor, Tensor | None]:
+    """The logit of that key in each row kept, float64 (B, H, N), and whether the row sees it (None: all do)."""
     query, key, mask = call.query[:, :, rows], call.key, call.mask
     batch = len(query)
     if mask is None:
@@ -241,10 +324,7 @@ def _first(call: Call, stats: Stats, rows: slice) -> Tensor:
         logit = call.softcap * (logit / call.softcap).tanh()
     if bias is not None:
         logit = logit + bias
-    if call.sinks is not None:  # which may be the largest logit of a row; peak is of the largest that has a key
-        stats = stats._replace(max=stats.log_sum_exp + stats.peak.log())
-    weight = _weight(logit, stats, call.normalizer)
-    return weight if seen is None else weight * seen
+    return logit, seen
 
 
 def _weight(logit: Tensor, stats: Stats, normalizer: Any) -> Tensor:
