@@ -318,13 +318,13 @@ static void print_heads(const head_stats* heads, int count, bool sharpened) {
     sharp_peak += h->row.sharp_peak / count;
   }
   printf("%9.4f%8.4f%8.4f%11.4f", entropy, relative, peak, first);
-  if (sharpened) printf("%9.4f%9.4f%8.4f", beta, sharp_entropy, sharp_peak);
+  if (sharpened) printf("%#10.4g%9.4f%8.4f", beta, sharp_entropy, sharp_peak);
   printf("\n");
 }
 
 static void print_table(const attention* a, bool all, bool sharpened) {
   printf("\nlayer%s  entropy  / ln n    peak  first key%s\n", all ? "  head" : "",
-         sharpened ? "     beta  entropy    peak" : "");
+         sharpened ? "      beta  entropy    peak" : "");
   for (int layer = 0; layer < a->layers; ++layer) {
     const head_stats* heads = &a->stats[layer * a->heads];
     if (heads->row.count == 0) continue;
