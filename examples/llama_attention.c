@@ -134,7 +134,7 @@ static bool on_tensor(struct ggml_tensor* p, bool ask, void* data) {
   attention* const a = data;
   int layer;
   char rest;
-  if (sscanf(p->name, "kq_soft_max-%d%c", &layer, &rest) != 1) return !ask;
+  if (sscanf(p->name, "kq_soft_max-%d%c", &layer, &rest) != 1) return !ask; /* another tensor */
   if (ask) return a->error[0] == 0;
   if (!is_usable(a, p, layer)) return false;
   a->seen = true;
@@ -166,7 +166,9 @@ static struct llama_model* load_model(const char* path) {
   params.n_gpu_layers = 0;
   struct llama_model* model = llama_model_load_from_file(path, params);
   if (model == NULL) fail(1, "%s: llama.cpp can't load it (%s)", path, log_error);
-  if (!llama_model_has_decoder(model)) fail(1, "%s: has no decoder, so no token to predict", path);
+  if (llama_model_has_encoder(model) || !llama_model_has_decoder(model)) {
+    fail(1, "%s: must be a decoder without an encoder, which predicts the next token", path);
+  }
   return model;
 }
 
@@ -210,8 +212,7 @@ static double loss_of(struct llama_context* context, llama_token* tokens, int co
     batch.logits = wanted;
     const int status = llama_decode(context, batch);
     if (a->error[0] != 0) fail(1, "%s", a->error);
-    if (status != 0)
-      fail(1, "llama.cpp can't evaluate the prompt: llama_decode gave %d (%s)", status, log_error);
+    if (status != 0) fail(1, "llama_decode can't evaluate the prompt: %d (%s)", status, log_error);
     for (int i = 0; i < batch.n_tokens && start + i + 1 < count; ++i) {
       float* const logits = llama_get_logits_ith(context, i);
       const whet_view row = {logits, WHET_F32, 1, vocabulary, NULL};
@@ -345,7 +346,7 @@ int main(int argument_count, char** arguments) {
   char* text = o.file == NULL ? NULL : read_file(o.file, &length);
 
   llama_log_set(on_log, NULL);
-  ggml_backend_load_all();
+  ggml_backend_load_all(); /* where the CPU's code is a plugin */
   llama_backend_init();
   struct llama_model* model = load_model(o.model);
   llama_token* tokens = tokenize(model, text == NULL ? o.prompt : text, length, &count);
