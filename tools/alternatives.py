@@ -4,8 +4,8 @@
     tools/alternatives.py --steps-scale 0.25
 
 Each variant is one `whet reproduce` in build/alternatives/RECIPE-VARIANT, its output beside it in RECIPE-VARIANT.log. One
-that was stopped is resumed, one that is complete takes no time. results/alternatives/RECIPE-VARIANT.json gets its results
-without pictures: heat map, points of the fit, and all but every tenth line of the metrics.
+that was stopped is resumed. results/alternatives/RECIPE-VARIANT.json gets its results without pictures: heat map, points of
+the fit, and all but every tenth line of the metrics. One whose results are there already, by the same command, is left out.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = {"paper": 100_000, "sharp": 200_000}
-SIZES = "16,64,256,1024,4096,16384"
+SIZES = {"paper": "16,64,256,1024,4096,16384", "sharp": "16,64,256,1024,4096,16384,131072"}
 VARIANTS = {
     "softmax": [],
     "paper-rule": ["--rule", "paper"],
@@ -70,7 +70,7 @@ def command_of(recipe, variant, options):
     steps = max(1, round(STEPS[recipe] * options.steps_scale))
     folder = os.path.relpath(options.folder / f"{recipe}-{variant}", ROOT)  # results name the command, but no machine
     command = [options.whet, "reproduce", folder, "--recipe", recipe, "--steps", steps]
-    command += ["--seeds", options.seeds, "--sizes", SIZES, "--sets", options.sets, "--threads", 1, "--no-calibration"]
+    command += ["--seeds", options.seeds, "--sizes", SIZES[recipe], "--sets", options.sets, "--threads", 1, "--no-calibration"]
     return [str(part) for part in command + VARIANTS[variant]]
 
 
@@ -83,9 +83,19 @@ def without_pictures(results):
     return results
 
 
+def is_complete(path, command):
+    """Whether results of this very command are there; which program it was, and where, doesn't count."""
+    if not path.is_file():
+        return False
+    return json.loads(path.read_text())["provenance"]["command"].split()[2:] == command[2:]
+
+
 def run(recipe, variant, options):
     """One line on how it went, and whether it went well."""
     name = f"{recipe}-{variant}"
+    if is_complete(options.results / f"{name}.json", command_of(recipe, variant, options)):
+        print(f"{name}: complete", flush=True)
+        return True
     start = time.monotonic()
     with (options.folder / f"{name}.log").open("w") as log:
         command = command_of(recipe, variant, options)
