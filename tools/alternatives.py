@@ -70,7 +70,8 @@ def command_of(recipe, variant, options):
     steps = max(1, round(STEPS[recipe] * options.steps_scale))
     folder = os.path.relpath(options.folder / f"{recipe}-{variant}", ROOT)  # results name the command, but no machine
     command = [options.whet, "reproduce", folder, "--recipe", recipe, "--steps", steps]
-    command += ["--seeds", options.seeds, "--sizes", SIZES[recipe], "--sets", options.sets, "--threads", 1, "--no-calibration"]
+    command += ["--seeds", options.seeds, "--sizes", SIZES[recipe], "--sets", options.sets]
+    command += ["--threads", 1, "--no-calibration"]
     return [str(part) for part in command + VARIANTS[variant]]
 
 
