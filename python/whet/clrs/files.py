@@ -1,0 +1,144 @@
+"""The files of a run: written whole or not at all, and read by readers that trust nothing."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from whet.clrs.errors import ClrsError, one_line
+
+CHECKPOINT = "checkpoint.safetensors"
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+_FORMAT = "whet clrs checkpoint 1"
+
+
+def write_bytes(path: Path, content: bytes) -> None:
+    """Replaces a file in one step, safe on the disk before it has its name."""
+    try:
+        handle, unfinished = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(unfinished, 0o644)
+            os.replace(unfinished, path)
+        except BaseException:
+            os.unlink(unfinished)
+            raise
+    except OSError as error:
+        raise ClrsError(f"{path}: can't be written ({error.strerror or error}); make room or give another --out, and run the "
+                        "same line again") from None
+
+
+def write_checkpoint(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    """Tensors, with facts about them (as JSON) and a checksum in the metadata."""
+    from safetensors.torch import save
+
+    tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    text = json.dumps(facts, sort_keys=True)
+    write_bytes(path, save(tensors, {"format": _FORMAT, "facts": text, "checksum": _checksum(tensors, text)}))
+
+
+def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What write_checkpoint wrote. ClrsError if it is missing, damaged or something else."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}
+    except FileNotFoundError:
+        raise ClrsError(f"{path}: no such file; train first, or give the folder of a run") from None
+    except (SafetensorError, OSError, ValueError, RuntimeError) as error:
+        raise ClrsError(f"{path}: is no safetensors file, or damaged ({one_line(error, 80)}); train again in another "
+                        "--out") from None
+    if metadata.get("format") != _FORMAT or "facts" not in metadata:
+        raise ClrsError(f"{path}: is no checkpoint of whet clrs; give the folder of a run that whet clrs train made")
+    if metadata.get("checksum") != _checksum(tensors, metadata["facts"]):
+        raise ClrsError(f"{path}: is damaged, its checksum differs; train again in another --out")
+    return tensors, json.loads(metadata["facts"])
+
+
+def load_state(module: torch.nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
+    """Weights into a module. ClrsError if they are those of another one."""
+    expected = {name: tensor.shape for name, tensor in module.state_dict().items()}
+    for name in sorted(expected.keys() | tensors.keys()):
+        found = tensors[name].shape if name in tensors else None
+        if found != expected.get(name):
+            raise ClrsError(f"{path}: is of another model, its {name} is {'missing' if found is None else tuple(found)}; "
+                            "give the folder of a run with its own config.json")
+    module.load_state_dict(tensors)
+
+
+def read_settings(path: Path, name: str) -> dict[str, Any]:
+    """The object of a JSON file whose `format` is `name`."""
+    try:
+        found = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        raise ClrsError(f"{path}: no such file; give the folder of a run that whet clrs made") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise ClrsError(f"{path}: can't be read as JSON ({one_line(error, 80)})") from None
+    if not isinstance(found, dict) or found.get("format") != name:
+        raise ClrsError(f"{path}: is none of whet clrs; give the folder of a run that whet clrs made")
+    return found
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The whole lines of a .jsonl file; none if there is none."""
+    try:
+        text = path.read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+    except FileNotFoundError:
+        return []
+    except (OSError, ValueError) as error:
+        raise ClrsError(f"{path}: is damaged ({one_line(error, 80)}); remove it, and run the same line again") from None
+
+
+@contextmanager
+def locked(folder: Path, name: str) -> Iterator[bool]:
+    """Whether this process alone has the lock of this name in a folder, while the block lasts. It goes with the process."""
+    path = folder / name
+    try:
+        handle = os.open(path, os.O_CREAT | os.O_RDWR, 0o644)
+    except OSError as error:
+        raise ClrsError(f"{path}: can't be written ({error.strerror}); give another --out") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        held = True
+    except BlockingIOError:
+        held = False
+    try:
+        yield held
+    finally:
+        os.close(handle)
+
+
+def once(path: Path, make: Callable[[], Any]) -> Any:
+    """What a JSON file holds, made and written if there is none or it is damaged."""
+    try:
+        return json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        made = make()
+        write_bytes(path, json.dumps(made, allow_nan=False, separators=(",", ":")).encode() + b"\n")
+        return made
+
+
+def _checksum(tensors: dict[str, Tensor], text: str) -> str:
+    digest = hashlib.sha256(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name].contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
