@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,14 @@ import torch
 from torch import Tensor
 
 from whet.clrs.errors import ClrsError, one_line
+from whet.probe.files import make_folder, read_json
 
 CHECKPOINT = "checkpoint.safetensors"
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 _FORMAT = "whet clrs checkpoint 1"
+__all__ = ["CHECKPOINT", "CONFIG", "METRICS", "load_state", "locked", "make_folder", "read_checkpoint", "read_json",
+           "read_lines", "read_settings", "write_bytes", "write_checkpoint"]
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -52,7 +55,7 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], facts: dict[str, An
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What write_checkpoint wrote. ClrsError if it is missing, damaged or something else."""
+    """What write_checkpoint wrote, with the checksum among the facts. ClrsError if it is missing, damaged or foreign."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -68,7 +71,7 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise ClrsError(f"{path}: is no checkpoint of whet clrs; give the folder of a run that whet clrs train made")
     if metadata.get("checksum") != _checksum(tensors, metadata["facts"]):
         raise ClrsError(f"{path}: is damaged, its checksum differs; train again in another --out")
-    return tensors, json.loads(metadata["facts"])
+    return tensors, {**json.loads(metadata["facts"]), "checksum": metadata["checksum"]}
 
 
 def load_state(module: torch.nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
@@ -123,16 +126,6 @@ def locked(folder: Path, name: str) -> Iterator[bool]:
         yield held
     finally:
         os.close(handle)
-
-
-def once(path: Path, make: Callable[[], Any]) -> Any:
-    """What a JSON file holds, made and written if there is none or it is damaged."""
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        made = make()
-        write_bytes(path, json.dumps(made, allow_nan=False, separators=(",", ":")).encode() + b"\n")
-        return made
 
 
 def _checksum(tensors: dict[str, Tensor], text: str) -> str:

@@ -132,6 +132,7 @@ class Run(NamedTuple):
     tokens: Tokens
     model: Decoder
     step: int
+    fingerprint: str  # other weights have another
 
 
 class Step(NamedTuple):
@@ -147,10 +148,7 @@ class Step(NamedTuple):
 def prepare(folder: Path, recipe: Recipe) -> Tokens:
     """Makes the folder, or finds it to be of this recipe; its vocabulary."""
     recipe.check()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ClrsError(f"{folder}: can't be made a folder ({error.strerror}); give another --out") from None
+    files.make_folder(folder)
     path = folder / files.CONFIG
     if path.exists():
         known, tokens = read_config(folder)
@@ -182,7 +180,7 @@ def load(folder: Path) -> Run:
     model = Decoder(recipe.shape(len(tokens)), recipe.at_test, recipe.attention)
     files.load_state(model, {name.removeprefix("model."): tensor for name, tensor in tensors.items()
                              if name.startswith("model.")}, path)
-    return Run(folder, recipe, tokens, model.eval(), facts["step"])
+    return Run(folder, recipe, tokens, model.eval(), facts["step"], facts["checksum"][:16])
 
 
 def train(folder: Path, recipe: Recipe, workers: int = 1, progress: Callable[[Step], None] = lambda step: None) -> None:

@@ -58,6 +58,22 @@ class Published(NamedTuple):
         return len(self.wanted)
 
 
+class Joined(NamedTuple):
+    """The lists of several jobs, one after the other."""
+
+    jobs: list[Published]
+
+    def make(self, number: int) -> list[Problem]:
+        for job in self.jobs:
+            if number < len(job.wanted):
+                return job.make(number)
+            number -= len(job.wanted)
+        raise IndexError(number)
+
+    def count(self) -> int | None:
+        return sum(len(job.wanted) for job in self.jobs)
+
+
 def batch_of(problems: list[Problem], tokens: Tokens) -> Batch:
     rows = [(tokens.encode(problem.question), tokens.encode(problem.answer)) for problem in problems]
     ends = np.array([len(question) + len(answer) for question, answer in rows])

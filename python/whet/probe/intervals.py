@@ -105,3 +105,8 @@ def _within(t: float, freedom: int) -> float:
     if odd:
         return 2 / math.pi * (angle + math.sin(angle) * total)
     return math.sin(angle) * total
+
+
+def p_value(t: float, freedom: int) -> float:
+    """How likely a Student variable of this many degrees of freedom is as far from 0 as t, to either side."""
+    return max(0.0, 1 - _within(abs(t), freedom)) if freedom >= 1 and math.isfinite(t) else math.nan
