@@ -15,8 +15,9 @@ from whet.clrs.workers import Joined, Published, Workers
 from whet.probe import program
 
 if TYPE_CHECKING:
+    from whet.clrs.loop import Step
     from whet.clrs.model import Sharpening
-    from whet.clrs.training import Recipe, Run, Step
+    from whet.clrs.training import Recipe, Run
 
 NAME = "whet-clrs"
 
@@ -210,6 +211,7 @@ def _report(chosen: argparse.Namespace) -> None:
 def _finetune(chosen: argparse.Namespace) -> None:
     from whet.clrs.finetune import finetune
 
+    chosen.algorithm = _algorithms(chosen.algorithm)
     finetune(chosen)
 
 

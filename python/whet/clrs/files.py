@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,8 @@ CHECKPOINT = "checkpoint.safetensors"
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 _FORMAT = "whet clrs checkpoint 1"
-__all__ = ["CHECKPOINT", "CONFIG", "METRICS", "load_state", "locked", "make_folder", "read_checkpoint", "read_json",
-           "read_lines", "read_settings", "write_bytes", "write_checkpoint"]
+__all__ = ["CHECKPOINT", "CONFIG", "METRICS", "check_tensors", "locked", "make_folder", "of_kind", "read_checkpoint",
+           "read_json", "read_lines", "read_settings", "write_bytes", "write_checkpoint"]
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -74,15 +74,18 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, {**json.loads(metadata["facts"]), "checksum": metadata["checksum"]}
 
 
-def load_state(module: torch.nn.Module, tensors: dict[str, Tensor], path: Path) -> None:
-    """Weights into a module. ClrsError if they are those of another one."""
-    expected = {name: tensor.shape for name, tensor in module.state_dict().items()}
-    for name in sorted(expected.keys() | tensors.keys()):
-        found = tensors[name].shape if name in tensors else None
-        if found != expected.get(name):
-            raise ClrsError(f"{path}: is of another model, its {name} is {'missing' if found is None else tuple(found)}; "
-                            "give the folder of a run with its own config.json")
-    module.load_state_dict(tensors)
+def of_kind(tensors: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
+    """Those whose names begin with `kind.`, without it."""
+    return {name.removeprefix(f"{kind}."): tensor for name, tensor in tensors.items() if name.startswith(f"{kind}.")}
+
+
+def check_tensors(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], path: Path) -> None:
+    """ClrsError if names or shapes are those of another model."""
+    for name in sorted(expected.keys() | found.keys()):
+        if name not in expected or name not in found or expected[name].shape != found[name].shape:
+            shape = tuple(found[name].shape) if name in found else "missing"
+            raise ClrsError(f"{path}: is of another model, its {name} is {shape}; give the folder of a run with its own "
+                            "config.json")
 
 
 def read_settings(path: Path, name: str) -> dict[str, Any]:

@@ -1,38 +1,33 @@
 """Training of a decoder: a run is a folder, and a killed run goes on to the same loss curve.
 
     config.json              the recipe and the vocabulary
-    checkpoint.safetensors   weights and AdamW's moments, the steps done
-    metrics.jsonl            one line every METRICS_EVERY steps: step, loss, accuracy of tokens, gradient norm
+    checkpoint.safetensors, metrics.jsonl
+                             as whet.clrs.loop keeps them
 
-Batch i is a function of seed and i (whet.clrs.data). Metrics are written before their checkpoint, and what is ahead of it
-is dropped when a run goes on. Under torchrun each process has every world-size-th row of each batch.
+Batch i is a function of seed and i (whet.clrs.data). Under torchrun, of N processes each has every Nth row of a batch.
 """
 
 from __future__ import annotations
 
 import json
-import math
-import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 from whet.clrs import files
 from whet.clrs.data import Source, check_algorithms, tables_train
 from whet.clrs.distributed import Group
 from whet.clrs.errors import ClrsError
+from whet.clrs.loop import Forward, Loop, Schedule, Step
 from whet.clrs.model import Decoder, Shape, Sharpening
 from whet.clrs.tokens import Tokens, vocabulary_of
 from whet.clrs.workers import Batch, Published, Training, Workers
 
 FORMAT = "whet clrs run 1"
-METRICS_EVERY = 50
-CHECKPOINT_EVERY = 500
 WHEN = ("both", "train", "test")
 DTYPES = ("float32", "bfloat16")
 
@@ -100,12 +95,8 @@ class Recipe:
         parts += [f"learned {self.learned}"] if self.learned != "none" else []
         return " + ".join(part for part in parts if part != "softmax" or self.learned == "none")
 
-    def rate_at(self, step: int) -> float:
-        """Linear warm-up, then half a cosine to zero."""
-        if step < self.warmup:
-            return self.rate * (step + 1) / self.warmup
-        share = (step - self.warmup) / max(1, self.steps - self.warmup)
-        return self.rate * 0.5 * (1 + math.cos(math.pi * share))
+    def schedule(self) -> Schedule:
+        return Schedule(self.steps, self.rate, self.warmup, self.weight_decay, self.clip)
 
     def settings(self) -> dict[str, Any]:
         return {**asdict(self), "algorithms": list(self.algorithms), "sizes": list(self.sizes),
@@ -133,16 +124,6 @@ class Run(NamedTuple):
     model: Decoder
     step: int
     fingerprint: str  # other weights have another
-
-
-class Step(NamedTuple):
-    """What a progress listener is told."""
-
-    step: int
-    steps: int
-    loss: float
-    accuracy: float
-    tokens_per_second: float
 
 
 def prepare(folder: Path, recipe: Recipe) -> Tokens:
@@ -178,8 +159,9 @@ def load(folder: Path) -> Run:
     path = folder / files.CHECKPOINT
     tensors, facts = files.read_checkpoint(path)
     model = Decoder(recipe.shape(len(tokens)), recipe.at_test, recipe.attention)
-    files.load_state(model, {name.removeprefix("model."): tensor for name, tensor in tensors.items()
-                             if name.startswith("model.")}, path)
+    weights = files.of_kind(tensors, "model")
+    files.check_tensors(model.state_dict(), weights, path)
+    model.load_state_dict(weights)
     return Run(folder, recipe, tokens, model.eval(), facts["step"], facts["checksum"][:16])
 
 
@@ -191,116 +173,28 @@ def train(folder: Path, recipe: Recipe, workers: int = 1, progress: Callable[[St
         with files.locked(folder, f".training-{group.rank}") as alone:
             if not alone:
                 raise ClrsError(f"{folder}: another process trains there; give another --out")
-            trainer = _Trainer(folder, recipe, tokens, group)
-            if trainer.step < recipe.steps:
-                with Workers(Training(recipe.source(), tokens.settings(), trainer.step), workers) as batches:
-                    trainer.run(batches, progress)
+            torch.manual_seed(recipe.seed)
+            model = Decoder(recipe.shape(len(tokens)), recipe.in_training, recipe.attention)
+            loop = Loop(folder, model, recipe.schedule(), group, forward_of(recipe, group))
+            if loop.step < recipe.steps:
+                with Workers(Training(recipe.source(), tokens.settings(), loop.step), workers) as batches:
+                    loop.run(batches, progress)
 
 
-class _Trainer:
-    """One process's part of a training."""
-
-    def __init__(self, folder: Path, recipe: Recipe, tokens: Tokens, group: Group) -> None:
-        self._folder, self._recipe, self._group = folder, recipe, group
-        torch.manual_seed(recipe.seed)
-        self._model = Decoder(recipe.shape(len(tokens)), recipe.in_training, recipe.attention)
-        matrices = [parameter for parameter in self._model.parameters() if parameter.dim() >= 2]
-        others = [parameter for parameter in self._model.parameters() if parameter.dim() < 2]
-        self._optimizer = torch.optim.AdamW([{"params": matrices, "weight_decay": recipe.weight_decay},
-                                             {"params": others, "weight_decay": 0.0}], lr=recipe.rate, betas=(0.9, 0.98),
-                                            fused=True)
-        self._metrics: list[dict[str, Any]] = []
-        self._since = _Sums()
-        self.step = 0
-        if (folder / files.CHECKPOINT).exists():
-            self._resume()
-        self._parallel = group.wrap(self._model)
-
-    def run(self, batches: Workers, progress: Callable[[Step], None]) -> None:
-        start, tokens = time.monotonic(), 0
-        self._save()  # a folder that can't be written should be known before the work
-        for batch in batches:
-            tokens += int(batch.ends.sum())
-            self._take_step(batch)
-            if self.step % METRICS_EVERY == 0 or self.step == self._recipe.steps:
-                loss, accuracy = self._line()
-                progress(Step(self.step, self._recipe.steps, loss, accuracy, tokens / (time.monotonic() - start)))
-            if self.step % CHECKPOINT_EVERY == 0 or self.step == self._recipe.steps:
-                self._save()
-            if self.step == self._recipe.steps:
-                return
-
-    def _take_step(self, batch: Batch) -> None:
-        recipe = self._recipe
-        for one in self._optimizer.param_groups:
-            one["lr"] = recipe.rate_at(self.step)
-        logits, targets = self._forward(batch)
-        count = int((batch.ends - batch.questions).sum())  # of all processes
-        loss = F.cross_entropy(logits.float(), targets, reduction="sum") / count
-        self._optimizer.zero_grad(set_to_none=True)
-        (loss * self._group.size).backward()  # gradients are averaged over processes
-        norm = float(nn.utils.clip_grad_norm_(self._model.parameters(), recipe.clip))
-        if not math.isfinite(norm):
-            raise ClrsError(f"{self._folder}: the loss is no longer finite at step {self.step}; try a lower --rate")
-        self._optimizer.step()
-        self.step += 1
-        right = int((logits.argmax(-1) == targets).sum())
-        self._since.add(float(loss.detach()), right / count, norm / self._group.size)
-
-    def _forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Logits and targets of this process's answer tokens."""
-        mine = self._group.rows(len(batch.tokens))
+def forward_of(recipe: Recipe, group: Group) -> Callable[[nn.Module, Batch], Forward]:
+    """The forward pass of a batch, of which each process has its rows."""
+    def forward(model: nn.Module, batch: Batch) -> Forward:
+        mine = group.rows(len(batch.tokens))
         tokens = torch.from_numpy(batch.tokens[mine])
         place = torch.arange(1, tokens.shape[1])
         questions, ends = (torch.from_numpy(part[mine])[:, None] for part in (batch.questions, batch.ends))
         rows = ((place >= questions) & (place < ends)).flatten().nonzero()[:, 0]
-        with torch.autocast("cpu", torch.bfloat16, enabled=self._recipe.dtype == "bfloat16"):
-            logits = self._parallel(tokens[:, :-1], rows)
-        return logits, tokens[:, 1:].flatten()[rows]
+        with torch.autocast("cpu", torch.bfloat16, enabled=recipe.dtype == "bfloat16"):
+            logits = model(tokens[:, :-1], rows)
+        return Forward(logits, tokens[:, 1:].flatten()[rows], int((batch.ends - batch.questions).sum()),
+                       int(batch.ends.sum()))
 
-    def _line(self) -> tuple[float, float]:
-        """Means since the line before, over all processes."""
-        loss, accuracy, norm = self._group.sum(self._since.means())
-        self._metrics.append({"step": self.step, "loss": loss, "accuracy": accuracy, "norm": norm})
-        self._since = _Sums()
-        return loss, accuracy
-
-    def _save(self) -> None:
-        if self._group.rank > 0:
-            return
-        text = "".join(json.dumps(line) + "\n" for line in self._metrics)
-        files.write_bytes(self._folder / files.METRICS, text.encode())
-        tensors = {f"model.{name}": tensor for name, tensor in self._model.state_dict().items()}
-        for name, parameter in self._model.named_parameters():
-            state = self._optimizer.state.get(parameter, {})
-            for part in ("exp_avg", "exp_avg_sq"):
-                tensors[f"{part}.{name}"] = state.get(part, torch.zeros_like(parameter))
-        files.write_checkpoint(self._folder / files.CHECKPOINT, tensors, {"step": self.step})
-
-    def _resume(self) -> None:
-        path = self._folder / files.CHECKPOINT
-        tensors, facts = files.read_checkpoint(path)
-        files.load_state(self._model, {name.removeprefix("model."): tensor for name, tensor in tensors.items()
-                                       if name.startswith("model.")}, path)
-        self.step = facts["step"]
-        self._metrics = [line for line in files.read_lines(self._folder / files.METRICS) if line["step"] <= self.step]
-        for name, parameter in self._model.named_parameters():
-            self._optimizer.state[parameter] = {"step": torch.tensor(float(self.step)), **{
-                part: tensors[f"{part}.{name}"] for part in ("exp_avg", "exp_avg_sq")}}
-
-
-class _Sums:
-    """Of what a line of metrics has the means."""
-
-    def __init__(self) -> None:
-        self._sums, self._steps = [0.0, 0.0, 0.0], 0
-
-    def add(self, *values: float) -> None:
-        self._sums = [total + value for total, value in zip(self._sums, values)]
-        self._steps += 1
-
-    def means(self) -> list[float]:
-        return [total / self._steps for total in self._sums]
+    return forward
 
 
 def _vocabulary(recipe: Recipe) -> Tokens:

@@ -44,6 +44,19 @@ class Training(NamedTuple):
         return None
 
 
+class TextTraining(NamedTuple):
+    """The same stream as problems."""
+
+    source: Source
+    first: int
+
+    def make(self, number: int) -> list[Problem]:
+        return training_batch(self.source, self.first + number)
+
+    def count(self) -> int | None:
+        return None
+
+
 class Published(NamedTuple):
     """Lists of published problems, one per (algorithm, size, seed)."""
 
