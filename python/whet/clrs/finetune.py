@@ -75,8 +75,9 @@ def tune(folder: Path, loaded: Loaded, tuning: Tuning, group: Group, workers: in
          progress: Callable[[Step], None] = lambda step: None) -> nn.Module:
     """Trains until tuning.steps, from where the folder stands; the model."""
     group.rows(tuning.batch)
+    facts = {**loaded.facts(), "weights": loaded.fingerprint()}  # before LoRA adds to it
     model = _trained(loaded, tuning)
-    group.after_first(lambda: _prepare(folder, loaded, tuning))
+    group.after_first(lambda: _prepare(folder, facts, tuning))
     with files.locked(folder, f".training-{group.rank}") as alone:
         if not alone:
             raise ClrsError(f"{folder}: another process trains there; give another --out")
@@ -107,11 +108,11 @@ def _trained(loaded: Loaded, tuning: Tuning) -> nn.Module:
     return get_peft_model(loaded.model, adapter).train()
 
 
-def _prepare(folder: Path, loaded: Loaded, tuning: Tuning) -> bool:
+def _prepare(folder: Path, facts: dict[str, Any], tuning: Tuning) -> bool:
     """Makes the folder, or finds it to be of this fine-tuning."""
     files.make_folder(folder)
     path = folder / files.CONFIG
-    wanted = {"format": FORMAT, "model": loaded.facts(), **json.loads(json.dumps(tuning._asdict()))}
+    wanted = {"format": FORMAT, "model": facts, **json.loads(json.dumps(tuning._asdict()))}
     if not path.exists():
         files.write_bytes(path, (json.dumps(wanted, indent=1) + "\n").encode())
         return True
