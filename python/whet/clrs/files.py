@@ -22,6 +22,7 @@ CHECKPOINT = "checkpoint.safetensors"
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
 _FORMAT = "whet clrs checkpoint 1"
+_KEY = "whet"  # of the metadata
 __all__ = ["CHECKPOINT", "CONFIG", "METRICS", "check_tensors", "locked", "make_folder", "of_kind", "read_checkpoint",
            "read_json", "read_lines", "read_settings", "write_bytes", "write_checkpoint"]
 
@@ -50,8 +51,8 @@ def write_checkpoint(path: Path, tensors: dict[str, Tensor], facts: dict[str, An
     from safetensors.torch import save
 
     tensors = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    text = json.dumps(facts, sort_keys=True)
-    write_bytes(path, save(tensors, {"format": _FORMAT, "facts": text, "checksum": _checksum(tensors, text)}))
+    content = {"format": _FORMAT, **facts, "checksum": _checksum(tensors, facts)}
+    write_bytes(path, save(tensors, {_KEY: json.dumps(content)}))  # one key: several would be in any order
 
 
 def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -67,11 +68,16 @@ def read_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     except (SafetensorError, OSError, ValueError, RuntimeError) as error:
         raise ClrsError(f"{path}: is no safetensors file, or damaged ({one_line(error, 80)}); train again in another "
                         "--out") from None
-    if metadata.get("format") != _FORMAT or "facts" not in metadata:
+    try:
+        content = json.loads(metadata.get(_KEY, "null"))
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
         raise ClrsError(f"{path}: is no checkpoint of whet clrs; give the folder of a run that whet clrs train made")
-    if metadata.get("checksum") != _checksum(tensors, metadata["facts"]):
+    facts = {name: value for name, value in content.items() if name != "checksum"}
+    if content.get("checksum") != _checksum(tensors, facts):
         raise ClrsError(f"{path}: is damaged, its checksum differs; train again in another --out")
-    return tensors, {**json.loads(metadata["facts"]), "checksum": metadata["checksum"]}
+    return tensors, content
 
 
 def of_kind(tensors: dict[str, Tensor], kind: str) -> dict[str, Tensor]:
@@ -131,8 +137,8 @@ def locked(folder: Path, name: str) -> Iterator[bool]:
         os.close(handle)
 
 
-def _checksum(tensors: dict[str, Tensor], text: str) -> str:
-    digest = hashlib.sha256(text.encode())
+def _checksum(tensors: dict[str, Tensor], facts: dict[str, Any]) -> str:
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for name in sorted(tensors):
         tensor = tensors[name].contiguous()
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())

@@ -19,6 +19,7 @@ POSITIONS = ("rotary", "none", "mix")
 ATTENTIONS = ("whet", "sdpa", "eager")
 LEARNED = ("none", "log-power", "ssmax")
 _ROTARY_BASE = 10000.0
+_HIDDEN = -1e4  # of eager attention: finite, also after a rule has multiplied it
 
 
 @dataclass(frozen=True)
@@ -280,7 +281,7 @@ def _in_torch(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, attention
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=lengths is None)
     visible = torch.ones(n, m, dtype=torch.bool).tril() if lengths is None else \
         (torch.arange(m) < lengths[:, None])[:, None, None]
-    logits = (q @ k.mT * q.shape[3] ** -0.5).masked_fill(~visible, torch.finfo(q.dtype).min)
+    logits = (q @ k.mT * q.shape[3] ** -0.5).masked_fill(~visible, _HIDDEN)
     weights = torch.softmax(logits, -1)
     if rule == "paper":
         weights = torch.softmax(logits * _paper_beta(weights), -1)
@@ -289,7 +290,7 @@ def _in_torch(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, attention
 
 def _paper_beta(weights: Tensor) -> Tensor:
     """The published rule: a polynomial of each row's entropy above half a nat, never below 1."""
-    entropy = torch.special.entr(weights).sum(-1, keepdim=True)
+    entropy = -(weights * (weights + 1e-9).log()).sum(-1, keepdim=True)  # as published: of a weight of 0 too it has a gradient
     beta = torch.zeros_like(entropy)
     for coefficient in (-0.037, 0.481, -2.3, 4.917, -1.791):
         beta = beta * entropy + coefficient

@@ -28,6 +28,16 @@ def problems():
 
 
 @pytest.fixture
+def ready_vocabulary(problems, monkeypatch):
+    """That of insertion_sort, without a process that makes a problem for it: as many tests train."""
+    from whet.clrs import training
+    from whet.clrs.tokens import vocabulary_of
+
+    texts = [one.question + one.answer for one in problems["insertion_sort", False]]
+    monkeypatch.setattr(training, "_vocabulary", lambda recipe: vocabulary_of(recipe.tokens, recipe.algorithms, texts))
+
+
+@pytest.fixture
 def often(monkeypatch):
     """Metrics and checkpoints every few steps."""
     from whet.clrs import loop
