@@ -33,7 +33,7 @@ from whet.probe.models import Loaded
 
 FORMAT = "whet clrs fine-tuning 1"
 MODEL = "model"
-_LORA = "pip install --no-deps peft"
+_INSTALL = "pip install 'whet[finetune]'"
 
 
 class Tuning(NamedTuple):
@@ -101,7 +101,7 @@ def _trained(loaded: Loaded, tuning: Tuning) -> nn.Module:
     if tuning.lora == 0:
         return loaded.model.train().requires_grad_(True)
     if importlib.util.find_spec("peft") is None:
-        raise ClrsError(f"LoRA needs the Python package peft: run {_LORA}, or give --lora 0 to train all weights")
+        raise ClrsError(f"LoRA needs the Python package peft: run {_INSTALL}, or give --lora 0 to train all weights")
     from peft import LoraConfig, get_peft_model
 
     adapter = LoraConfig(r=tuning.lora, lora_alpha=2 * tuning.lora, target_modules="all-linear", task_type="CAUSAL_LM")

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from whet.clrs.errors import ClrsError, one_line
 
-INSTALL = ("pip install --no-deps dm-clrs==2.0.3 chex", "pip install jax attrs absl-py toolz typing_extensions")
+INSTALL = "pip install --no-deps dm-clrs==2.0.3 && pip install 'whet[clrs]'"
 _TEXT = "clrs._src.clrs_text"
 
 
@@ -52,7 +52,7 @@ def official() -> Official:
         with _standing_in(root):
             return _modules()
     except ImportError as error:
-        raise ClrsError(f"dm-clrs can't be imported ({one_line(error)}): run {' and '.join(INSTALL)}") from None
+        raise ClrsError(f"dm-clrs can't be imported ({one_line(error)}): run {INSTALL}") from None
     finally:
         for name in [name for name in sys.modules if _is_clrs(name) and name not in before]:
             del sys.modules[name]
@@ -87,7 +87,7 @@ def _root() -> Path:
     """The folder of the package, which isn't imported."""
     spec = importlib.util.find_spec("clrs")
     if spec is None or not spec.submodule_search_locations:
-        raise ClrsError(f"needs the Python package dm-clrs: run {' and '.join(INSTALL)}")
+        raise ClrsError(f"needs the Python package dm-clrs: run {INSTALL}")
     return Path(spec.submodule_search_locations[0])
 
 
