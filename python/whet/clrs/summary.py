@@ -54,7 +54,7 @@ def _size(algorithm: str, size: int, results: Sequence[Result]) -> dict[str, Any
     first = next(iter(next(iter(groups.values())).values()))
     return {"size": size, "problems": len(first["exact"]), **first["baselines"],
             "variants": [{"variant": variant, "setting": setting, **_measured(found), **_against(found, base)}
-                         for (variant, setting), found in groups.items()]}
+                         for (variant, setting), found in sorted(groups.items(), key=lambda one: one[0][0] != "softmax")]}
 
 
 def _measured(found: dict[int, dict[str, Any]]) -> dict[str, Any]:
