@@ -2,9 +2,9 @@
 
 The model of `whet clrs train` (3 layers of width 96 with 3 heads, float32, one thread), the whole training step: forward,
 loss of every token, backward, clipping, AdamW. Contenders differ in their attention only: torch's
-scaled_dot_product_attention with plain softmax, whet's with plain softmax and with the paper's rule, and that rule in eager torch.
-Before anything is timed, losses and gradients of each are compared with those of its own formula in eager torch; rounds
-are interleaved (timing.py).
+scaled_dot_product_attention with plain softmax, whet's with plain softmax and with the paper's rule, and that rule in eager
+torch. Before anything is timed, losses and gradients of each are compared with those of its own formula in eager torch;
+rounds are interleaved (timing.py).
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def main() -> int:
     import whet
 
     torch.set_num_threads(1)
-    print(f"# Training a decoder\n\n{LAYERS} layers of width {WIDTH} with {HEADS} heads, float32, one thread, {TOKENS:,} tokens per "
-          f"step; torch {version('torch')}, whet {whet.version()}, target {whet.simd_target()}\n")
+    print(f"# Training a decoder\n\n{LAYERS} layers of width {WIDTH} with {HEADS} heads, float32, one thread, {TOKENS:,} "
+          f"tokens per step; torch {version('torch')}, whet {whet.version()}, target {whet.simd_target()}\n")
     with OtherLoad() as other:
         bars = [bar for length in (LENGTHS[::2] if options.quick else LENGTHS) for bar in _length(length)]
     print(f"Other programs kept {other.processors:.2f} processors busy.\n\n{bar_table(bars)}")
@@ -67,10 +67,10 @@ def _length(length: int) -> list[Bar]:
     rows = [(t.name, f"{TOKENS / t.median:,.0f}", " to ".join(f"{TOKENS / q:,.0f}" for q in reversed(t.quartiles)),
              f"{ratio(timings, 'sdpa, plain', t.name):.2f}") for t in timings.values()]
     print(f"Length {length:,}\n\n{table(('attention', 'tokens/s', 'quartiles', '/ sdpa, plain'), rows)}\n")
-    return [Bar(f"{length:,}: whet, plain / sdpa, plain", ratio(timings, "sdpa, plain", "whet, plain"), SDPA_BAR, at_most=False),
-            Bar(f"{length:,}: whet, paper / sdpa, plain", ratio(timings, "sdpa, plain", "whet, paper"), SDPA_BAR, at_most=False),
-            Bar(f"{length:,}: whet, paper / eager, paper", ratio(timings, "eager, paper", "whet, paper"), EAGER_BAR,
-                at_most=False)]
+    pairs = (("whet, plain", "sdpa, plain", SDPA_BAR), ("whet, paper", "sdpa, plain", SDPA_BAR),
+             ("whet, paper", "eager, paper", EAGER_BAR))
+    return [Bar(f"{length:,}: tokens/s of {ours} / {theirs}", ratio(timings, theirs, ours), bar, at_most=False)
+            for ours, theirs, bar in pairs]
 
 
 def _decoder(attention: str, rule: str) -> Decoder:

@@ -42,8 +42,8 @@ def write_bytes(path: Path, content: bytes) -> None:
             os.unlink(unfinished)
             raise
     except OSError as error:
-        raise ClrsError(f"{path}: can't be written ({error.strerror or error}); make room or give another --out, and run the "
-                        "same line again") from None
+        raise ClrsError(f"{path}: can't be written ({error.strerror or error}); make room or give another --out, and run "
+                        "the same line again") from None
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:

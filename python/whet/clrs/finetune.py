@@ -154,5 +154,5 @@ def _save(folder: Path, model: Any) -> None:
     try:
         model.save_pretrained(folder)
     except OSError as error:
-        raise ClrsError(f"{folder}: can't be written ({error.strerror or one_line(error)}); make room, and run the same line "
-                        "again: the training itself is kept") from None
+        raise ClrsError(f"{folder}: can't be written ({error.strerror or one_line(error)}); make room, and run the same "
+                        "line again: the training itself is kept") from None

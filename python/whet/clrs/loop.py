@@ -1,4 +1,4 @@
-"""The steps of a training: AdamW, metrics, checkpoints, one process or several. A killed training goes on to the same losses.
+"""The steps of a training, in one process or several. A killed one goes on to the same losses.
 
     checkpoint.safetensors   what is trained, AdamW's moments, the steps done
     metrics.jsonl            one line every METRICS_EVERY steps: step, and means of loss, accuracy of tokens, gradient norm

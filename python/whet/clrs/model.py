@@ -290,7 +290,7 @@ def _in_torch(q: Tensor, k: Tensor, v: Tensor, lengths: Tensor | None, attention
 
 def _paper_beta(weights: Tensor) -> Tensor:
     """The published rule: a polynomial of each row's entropy above half a nat, never below 1."""
-    entropy = -(weights * (weights + 1e-9).log()).sum(-1, keepdim=True)  # as published: of a weight of 0 too it has a gradient
+    entropy = -(weights * (weights + 1e-9).log()).sum(-1, keepdim=True)  # as published: a weight of 0 has a gradient
     beta = torch.zeros_like(entropy)
     for coefficient in (-0.037, 0.481, -2.3, 4.917, -1.791):
         beta = beta * entropy + coefficient

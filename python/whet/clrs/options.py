@@ -70,7 +70,7 @@ def add_recipe(command: Any) -> None:
 
 def add_machine(command: Any) -> None:
     command.add_argument("--threads", type=whole(1), metavar="N", help="of torch (default: torch's)")
-    command.add_argument("--workers", type=whole(1), default=1, metavar="N", help="processes that make problems (default: 1)")
+    command.add_argument("--workers", type=whole(1), default=1, metavar="N", help="processes making problems (default: 1)")
 
 
 def add_plan(command: Any, sizes_default: str) -> None:

@@ -50,8 +50,8 @@ def _task_table(task: dict[str, Any], most: int) -> str:
     titles = [variant if setting == TRAINED else f"{variant}, {setting} at test" for variant, setting in names]
     wide = max(map(len, [*titles, "another's answer"]))
     head = " ".join(f"{size['size']}{'*' if size['size'] in task['trained_sizes'] else ''}".rjust(7) for size in sizes)
-    lines = [f"{task['algorithm']}{' with hints' if task['hints'] else ''}: exact matches / right tokens, %; * trained sizes",
-             "", f"  {'size'.ljust(wide)} {head}"]
+    name = task["algorithm"] + " with hints" * task["hints"]
+    lines = [f"{name}: exact matches / right tokens, %; * trained sizes", "", f"  {'size'.ljust(wide)} {head}"]
     for (variant, setting), title in zip(names, titles):
         found = [next((one for one in size["variants"] if (one["variant"], one["setting"]) == (variant, setting)), None)
                  for size in sizes]

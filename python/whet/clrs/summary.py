@@ -7,6 +7,7 @@ says nothing of other seeds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -93,10 +94,8 @@ def paired(these: Sequence[np.ndarray], those: Sequence[np.ndarray]) -> dict[str
     differences = [this - that for this, that in zip(these, those)]
     samples = differences[0] if len(differences) == 1 else np.array([one.mean() for one in differences])
     interval, error = mean_interval(samples), float(standard_error(samples, 0))
-    if error == 0:
-        p = 1.0 if interval.mean == 0 else 0.0
-    else:
-        p = p_value(interval.mean / error, samples.size - 1)
+    always = float(interval.mean == 0)  # where all differences are the same
+    p = p_value(interval.mean / error, samples.size - 1) if error > 0 or math.isnan(error) else always
     return {"difference": round(interval.mean, 5), "low": _short(interval.low), "high": _short(interval.high),
             "p": float(f"{p:.3g}")}
 

@@ -52,7 +52,7 @@ def sweep(chosen: argparse.Namespace) -> None:
             busy += not alone
     progress.done()
     if busy:
-        progress.say(f"{busy} of {len(found)} runs are worked on by other processes; run the same line again for the results")
+        progress.say(f"other processes work on {busy} of {len(found)} runs; run the same line again for their results")
     runs, results = evaluated([member.folder for member in found if (member.folder / MEASURED).exists()])
     command.conclude(chosen.out, report.results(chosen.line, threads, runs, results), False, progress)
 

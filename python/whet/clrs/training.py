@@ -107,7 +107,7 @@ class Recipe:
         known = {one.name for one in fields(cls)}
         unknown = sorted(settings.keys() - known)
         if unknown:
-            raise ClrsError(f"{path}: has the field {unknown[0]}, which this version doesn't know; use the version that made it")
+            raise ClrsError(f"{path}: has the field {unknown[0]}, which this version doesn't know; use the one that made it")
         try:
             return cls(**{**settings, "algorithms": tuple(settings["algorithms"]), "sizes": tuple(settings["sizes"]),
                           "sharpening": Sharpening.of(settings["sharpening"])})
