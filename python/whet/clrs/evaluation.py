@@ -26,7 +26,7 @@ from whet.clrs.workers import Published, Workers
 
 FOLDER = "evaluation"
 POSITIONS = 64  # longer answers are cut into as many parts
-_MOST_TOKENS = 16384  # of one forward pass
+_MOST_TOKENS = 32768  # of one forward pass
 
 
 class Plan(NamedTuple):

@@ -24,7 +24,7 @@ METRICS = "metrics.jsonl"
 _FORMAT = "whet clrs checkpoint 1"
 _KEY = "whet"  # of the metadata
 __all__ = ["CHECKPOINT", "CONFIG", "METRICS", "check_tensors", "locked", "make_folder", "of_kind", "read_checkpoint",
-           "read_json", "read_lines", "read_settings", "write_bytes", "write_checkpoint"]
+           "read_json", "read_lines", "read_settings", "remove_leftovers", "write_bytes", "write_checkpoint"]
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -44,6 +44,13 @@ def write_bytes(path: Path, content: bytes) -> None:
     except OSError as error:
         raise ClrsError(f"{path}: can't be written ({error.strerror or error}); make room or give another --out, and run "
                         "the same line again") from None
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Unfinished files of writers that were killed. Only for who has the folder's lock."""
+    for name in (CHECKPOINT, CONFIG, METRICS):
+        for path in folder.glob(f".{name}.*"):
+            path.unlink(missing_ok=True)
 
 
 def write_checkpoint(path: Path, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:

@@ -84,6 +84,8 @@ class Loop:
         self._metrics: list[dict[str, Any]] = []
         self._since = _Means()
         self.step = 0
+        if group.rank == 0:
+            files.remove_leftovers(folder)
         if (folder / files.CHECKPOINT).exists():
             self._resume()
         self._model = group.wrap(model)

@@ -52,6 +52,7 @@ def test_a_killed_run_ends_in_the_same_bits(done, tmp_path, often):
     for step in (6, 8):  # after the checkpoint of 4, with lines ahead of it; at that of 8
         with pytest.raises(Killed):
             train(folder, Recipe(**TINY), progress=killed_at(step))
+    (folder / f".{files.CHECKPOINT}.x7a").write_bytes(b"half of a che")  # of a process killed as it wrote
     with (folder / files.METRICS).open("a") as file:
         file.write('{"step": 9, "lo')  # as a crash of another writer might leave it
     train(folder, Recipe(**TINY), workers=2)
