@@ -136,7 +136,7 @@ class Loop:
             return
         text = "".join(json.dumps(line) + "\n" for line in self._metrics)
         files.write_bytes(self._folder / files.METRICS, text.encode())
-        tensors = {f"model.{name}": one for name, one in self._trained.items()}
+        tensors: dict[str, Tensor] = {f"model.{name}": one for name, one in self._trained.items()}
         for name, one in self._trained.items():
             state = self._optimizer.state.get(one, {})
             tensors |= {f"{part}.{name}": state.get(part, torch.zeros_like(one)) for part in ("exp_avg", "exp_avg_sq")}

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -142,7 +142,7 @@ class Decoder(nn.Module):
             raise ClrsError(f"attention: is {self.attention!r}, which has no {value.name}; must be 'whet'")
         self._sharpening = value
         for number, block in enumerate(self.blocks):
-            block.attention.choose(value.of_layer(number), self.attention)
+            cast(Block, block).attention.choose(value.of_layer(number), self.attention)
 
     def _reset_parameters(self) -> None:
         nn.init.normal_(self.embedding.weight, std=self.shape.width**-0.5)
@@ -176,8 +176,8 @@ class Decoder(nn.Module):
     def empty_cache(self, batch: int, most: int) -> Cache:
         """For sequences of up to `most` tokens; `lengths` are to be set once the first tokens are in it."""
         size = (batch, self.shape.heads, most, self.shape.width // self.shape.heads)
-        made = [[torch.zeros(size) for _ in range(self.shape.layers)] for _ in range(2)]
-        return Cache(*made, torch.zeros(batch, dtype=torch.int64))
+        keys, values = ([torch.zeros(size) for _ in range(self.shape.layers)] for _ in range(2))
+        return Cache(keys, values, torch.zeros(batch, dtype=torch.int64))
 
     def count(self) -> int:
         """How many parameters it has."""

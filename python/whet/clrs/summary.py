@@ -66,7 +66,7 @@ def _measured(found: dict[int, dict[str, Any]]) -> dict[str, Any]:
     else:
         intervals = (share_interval(runs[0]["exact"].count("1"), len(runs[0]["exact"])),
                      mean_interval(_shares(runs[0], "tokens")))
-    layers = {name: np.mean([run[name] for run in runs], axis=0).mean(-1).round(5).tolist()
+    layers: dict[str, Any] = {name: np.mean([run[name] for run in runs], axis=0).mean(-1).round(5).tolist()
               for name in ("entropy", "sharp_entropy") if name in runs[0]}
     parts = min(len(run["errors"]) for run in runs)
     return {"runs": len(runs), "exact": _rounded(intervals[0]), "tokens": _rounded(intervals[1]._replace(

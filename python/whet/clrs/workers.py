@@ -40,7 +40,7 @@ class Training(NamedTuple):
     def make(self, number: int) -> Any:
         return batch_of(training_batch(self.source, self.first + number), Tokens.of(self.tokens))
 
-    def count(self) -> int | None:
+    def size(self) -> int | None:
         return None
 
 
@@ -53,7 +53,7 @@ class TextTraining(NamedTuple):
     def make(self, number: int) -> list[Problem]:
         return training_batch(self.source, self.first + number)
 
-    def count(self) -> int | None:
+    def size(self) -> int | None:
         return None
 
 
@@ -67,7 +67,7 @@ class Published(NamedTuple):
     def make(self, number: int) -> list[Problem]:
         return list(published(*self.wanted[number], self.samples, self.hints))
 
-    def count(self) -> int | None:
+    def size(self) -> int | None:
         return len(self.wanted)
 
 
@@ -83,7 +83,7 @@ class Joined(NamedTuple):
             number -= len(job.wanted)
         raise IndexError(number)
 
-    def count(self) -> int | None:
+    def size(self) -> int | None:
         return sum(len(job.wanted) for job in self.jobs)
 
 
@@ -100,7 +100,7 @@ def batch_of(problems: list[Problem], tokens: Tokens) -> Batch:
 def _serve(job: Any, first: int, step: int, pipe: Any) -> None:
     """Sends what job.make says of first, first + step, ... until there are no more or nobody reads."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
-    number, count = first, job.count()
+    number, count = first, job.size()
     with contextlib.suppress(BrokenPipeError, ConnectionError):
         try:
             while count is None or number < count:
@@ -117,7 +117,7 @@ class Workers:
         if workers < 1:
             raise ClrsError(f"workers: is {workers}, must be at least 1")
         context = multiprocessing.get_context("spawn")
-        self._count = job.count()
+        self._count = job.size()
         self._pipes, self._processes = [], []
         for first in range(workers if self._count is None else min(workers, max(1, self._count))):
             reader, writer = context.Pipe(duplex=False)
