@@ -51,8 +51,8 @@ class Recipe:
     attention: str = "whet"
     dtype: str = "float32"
     batch: int = 32
-    steps: int = 4000
-    rate: float = 2e-3
+    steps: int = 8000
+    rate: float = 3e-3
     warmup: int = 200
     weight_decay: float = 0.01
     clip: float = 1.0

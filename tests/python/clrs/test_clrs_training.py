@@ -84,7 +84,7 @@ def test_loss_falls(tmp_path):
 
 
 def test_another_recipe_is_refused(done):
-    with pytest.raises(ClrsError, match="holds a run whose rate is 0.002 where this one has 0.1; give another --out"):
+    with pytest.raises(ClrsError, match="holds a run whose rate is 0.003 where this one has 0.1; give another --out"):
         train(done, Recipe(**TINY, rate=0.1))
 
 
