@@ -15,9 +15,12 @@
 #include <xla/ffi/api/ffi.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <new>
+#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
@@ -43,6 +46,9 @@ struct Array {
   std::span<const int64_t> sizes;
 
   int64_t size_from_end(std::size_t i) const { return sizes[sizes.size() - i]; }
+  int64_t elements() const {
+    return std::accumulate(sizes.begin(), sizes.end(), int64_t{1}, std::multiplies<>());
+  }
   std::byte* at(int64_t element) const { return data + element * int64_t(ffi::ByteWidth(type)); }
 };
 
@@ -173,6 +179,88 @@ std::vector<Axis> merged(std::span<const Axis> axes) {
   return result;
 }
 
+// Goes through axes, one call of whet for each of their positions, and keeps where each array is.
+class Walk {
+ public:
+  Walk(std::vector<Axis> axes, std::size_t arrays) : axes_(std::move(axes)), at_(arrays) {}
+
+  // The offset of an array, in elements.
+  int64_t at(std::size_t array) const { return at_[array]; }
+
+  int64_t positions() const {
+    int64_t all = 1;
+    for (const Axis& axis : axes_) all *= axis.size;
+    return all;
+  }
+
+  template <typename Function>
+  void for_each(const Function& function, std::size_t depth = 0) {
+    if (depth == axes_.size()) {
+      function();
+      return;
+    }
+    const Axis& axis = axes_[depth];
+    for (int64_t i = 0; i < axis.size; ++i) {
+      for_each(function, depth + 1);
+      for (std::size_t a = 0; a < at_.size(); ++a) at_[a] += axis.steps[a];
+    }
+    for (std::size_t a = 0; a < at_.size(); ++a) at_[a] -= axis.size * axis.steps[a];
+  }
+
+ private:
+  std::vector<Axis> axes_;
+  std::vector<int64_t> at_;
+};
+
+// ---- The alpha of entmax, where it is an operand
+
+// The normalizer of a call of whet, the element `offset` of alpha being its parameter.
+whet::Normalizer normalizer_of(const Call& call, int64_t offset) {
+  const Array* alpha = call.find("alpha");
+  if (!alpha) return whet::Normalizer::parse(call.attribute<std::string_view>("normalizer"));
+  const std::byte* at = alpha->at(offset);
+  const bool wide = dtype_of(*alpha) == whet::DType::f64;
+  const double value = wide ? *reinterpret_cast<const double*>(at) : *reinterpret_cast<const float*>(at);
+  char text[32];
+  const std::string number(text, std::to_chars(text, std::end(text), value).ptr);
+  if (!(value > 1 && value <= 4)) {
+    throw whet::Error("alpha: is " + number + ", must be above 1 and at most 4");
+  }
+  return whet::Normalizer::parse("entmax:" + number);
+}
+
+// The gradient to alpha: sums of as many rows each. Without the result "dalpha" no rows are wanted.
+class AlphaResult {
+ public:
+  explicit AlphaResult(const Call& call) : dalpha_(call.find("dalpha")) {}
+
+  // Where the gradient of each of so many rows belongs.
+  std::span<double> rows(int64_t count) {
+    if (dalpha_) rows_.assign(std::size_t(count), 0);
+    return rows_;
+  }
+
+  // Writes so many sums, from the element `offset` on.
+  void write(int64_t offset, int64_t sums) const {
+    if (!dalpha_ || sums == 0) return;
+    const std::size_t each = rows_.size() / std::size_t(sums);
+    for (std::size_t i = 0; i < std::size_t(sums); ++i) {
+      const auto own = std::span(rows_).subspan(i * each, each);
+      const double sum = std::accumulate(own.begin(), own.end(), 0.0);
+      std::byte* at = dalpha_->at(offset + int64_t(i));
+      if (dtype_of(*dalpha_) == whet::DType::f64) {
+        *reinterpret_cast<double*>(at) = sum;
+      } else {
+        *reinterpret_cast<float*>(at) = float(sum);
+      }
+    }
+  }
+
+ private:
+  const Array* dalpha_;
+  std::vector<double> rows_;
+};
+
 // ---- Statistics
 
 // The result "stats": float64, a type that JAX has only with jax_enable_x64, or rounded to float32.
@@ -212,80 +300,124 @@ class StatsResult {
 
 // ---- Rows
 
-// The arrays of a call that have the shape of x, with their axes merged around that of the rows.
+// The arrays of a call that have the shape of x, with their axes merged around that of the rows. alpha has
+// those axes only that vmap put in front of x, which are walked through if it varies.
 class Rows {
  public:
-  explicit Rows(const Call& call) {
-    for (const Array& array : call.arrays()) {
-      if (array.name != "stats" && array.name != "saved") arrays_.push_back(array);
-    }
-    const std::vector<Axis> all = shared_axes(arrays_, std::vector<std::size_t>(arrays_.size(), 0));
-    const auto axis = std::size_t(int64_t(all.size()) + call.attribute<int64_t>("axis"));
-    axes_ = merged(std::span(all).first(axis));
-    axis_ = axes_.size();
-    axes_.push_back(all[axis]);
-    for (const Axis& after : merged(std::span(all).subspan(axis + 1))) axes_.push_back(after);
-  }
+  explicit Rows(const Call& call) : Rows(call, arrays_of(call)) {}
 
   int axis() const { return int(axis_); }
 
+  // Of the current position; all positions have as many.
   int64_t rows() const {
     int64_t rows = 1;
     for (std::size_t i = 0; i < axes_.size(); ++i) rows *= i == axis_ ? 1 : axes_[i].size;
     return rows;
   }
 
+  int64_t positions() const { return walk_.positions(); }
+  int64_t all_rows() const { return positions() * rows(); }
+
+  // Calls function(number of the position) for each.
+  template <typename Function>
+  void for_each(const Function& function) {
+    int64_t position = 0;
+    walk_.for_each([&] { function(position++); });
+  }
+
   whet::View view(std::string_view name) const {
-    for (std::size_t a = 0; a < arrays_.size(); ++a) {
-      if (arrays_[a].name != name) continue;
-      std::vector<int64_t> sizes, steps;
-      for (const Axis& axis : axes_) {
-        sizes.push_back(axis.size);
-        steps.push_back(axis.steps[a]);
-      }
-      return {arrays_[a].data, dtype_of(arrays_[a]), whet::Dims(std::span<const int64_t>(sizes)),
-              whet::Dims(std::span<const int64_t>(steps))};
+    const std::ptrdiff_t a = index(name);
+    if (a < 0) return {};
+    std::vector<int64_t> sizes, steps;
+    for (const Axis& axis : axes_) {
+      sizes.push_back(axis.size);
+      steps.push_back(axis.steps[std::size_t(a)]);
     }
-    return {};
+    const Array& array = arrays_[std::size_t(a)];
+    return {array.at(offset(a)), dtype_of(array), whet::Dims(std::span<const int64_t>(sizes)),
+            whet::Dims(std::span<const int64_t>(steps))};
+  }
+
+  whet::SoftmaxOptions options(const Call& call) const {
+    const std::ptrdiff_t alpha = index("alpha");
+    return {.rule = whet::Rule::parse(call.attribute<std::string_view>("rule")),
+            .normalizer = normalizer_of(call, alpha < 0 ? 0 : offset(alpha)),
+            .axis = axis(),
+            .mask = view("where")};
   }
 
  private:
+  static std::vector<Array> arrays_of(const Call& call) {
+    std::vector<Array> arrays;
+    for (const Array& array : call.arrays()) {
+      if (array.name != "stats" && array.name != "saved" && array.name != "dalpha") arrays.push_back(array);
+    }
+    return arrays;
+  }
+
+  static std::size_t walked_axes(const Call& call) {
+    const Array* alpha = call.find("alpha");
+    return alpha && alpha->elements() != 1 ? alpha->sizes.size() : 0;
+  }
+
+  Rows(const Call& call, std::vector<Array> arrays)
+      : Rows(call, arrays, shared_axes(arrays, std::vector<std::size_t>(arrays.size(), 0))) {}
+
+  Rows(const Call& call, std::vector<Array> arrays, const std::vector<Axis>& all)
+      : arrays_(std::move(arrays)),
+        walk_({all.begin(), all.begin() + std::ptrdiff_t(walked_axes(call))}, arrays_.size()) {
+    const std::size_t walked = walked_axes(call);
+    const auto axis = std::size_t(int64_t(all.size()) + call.attribute<int64_t>("axis"));
+    axes_ = merged(std::span(all).subspan(walked, axis - walked));
+    axis_ = axes_.size();
+    axes_.push_back(all[axis]);
+    for (const Axis& after : merged(std::span(all).subspan(axis + 1))) axes_.push_back(after);
+  }
+
+  std::ptrdiff_t index(std::string_view name) const {
+    const auto found = std::ranges::find(arrays_, name, &Array::name);
+    return found == arrays_.end() ? -1 : found - arrays_.begin();
+  }
+  int64_t offset(std::ptrdiff_t a) const { return walk_.at(std::size_t(a)); }
+
   std::vector<Array> arrays_;
+  Walk walk_;
   std::vector<Axis> axes_;
   std::size_t axis_ = 0;
 };
 
-whet::SoftmaxOptions softmax_options(const Call& call, const Rows& rows) {
-  return {.rule = whet::Rule::parse(call.attribute<std::string_view>("rule")),
-          .normalizer = whet::Normalizer::parse(call.attribute<std::string_view>("normalizer")),
-          .axis = rows.axis(),
-          .mask = rows.view("where")};
-}
-
-// What is saved of so many rows. Without data if the call doesn't have it, or has it of fewer rows: under
-// vmap there may be many gradients of one softmax, for which it is found again.
-whet::View saved_view(const Call& call, int64_t rows) {
+// What is saved of the rows of a position. Without data if the call doesn't have it, or has it of fewer rows:
+// under vmap there may be many gradients of one softmax, for which it is found again.
+whet::View saved_view(const Call& call, const Rows& rows, int64_t position) {
   const Array* saved = call.find("saved");
   if (!saved) return {};
   const int64_t size = saved->size_from_end(1);
-  int64_t elements = 1;
-  for (const int64_t along : saved->sizes) elements *= along;
-  if (elements != rows * size) return {};
-  return {saved->data, dtype_of(*saved), {rows, size}};
+  if (saved->elements() != rows.all_rows() * size) return {};
+  return {saved->at(position * rows.rows() * size), dtype_of(*saved), {rows.rows(), size}};
 }
 
 void softmax(const Call& call) {
-  const Rows rows(call);
-  StatsResult stats(call, std::size_t(rows.rows()));
-  whet::softmax(rows.view("x"), rows.view("out"), softmax_options(call, rows),
-                {.stats = stats.next(std::size_t(rows.rows())), .saved = saved_view(call, rows.rows())});
+  Rows rows(call);
+  StatsResult stats(call, std::size_t(rows.all_rows()));
+  rows.for_each([&](int64_t position) {
+    whet::softmax(rows.view("x"), rows.view("out"), rows.options(call),
+                  {.stats = stats.next(std::size_t(rows.rows())), .saved = saved_view(call, rows, position)});
+  });
   stats.finish();
 }
 
 void softmax_backward(const Call& call) {
-  const Rows rows(call);
-  whet::softmax_backward(rows.view("x"), rows.view("dout"), rows.view("dx"), softmax_options(call, rows),
-                         {.beta_gradient = call.beta_gradient(), .saved = saved_view(call, rows.rows())});
+  Rows rows(call);
+  AlphaResult dalpha(call);
+  const Array* result = call.find("dalpha");
+  const int64_t sums = result ? result->elements() / std::max<int64_t>(rows.positions(), 1) : 0;
+  rows.for_each([&](int64_t position) {
+    whet::softmax_backward(rows.view("x"), rows.view("dout"), rows.view("dx"), rows.options(call),
+                           {.beta_gradient = call.beta_gradient(),
+                            .saved = saved_view(call, rows, position),
+                            .dparameter = dalpha.rows(rows.rows())});
+    dalpha.write(position * sums, sums);
+  });
 }
 
 // ---- Attention
@@ -293,8 +425,9 @@ void softmax_backward(const Call& call) {
 // How many axes a batch entry of an array has.
 std::size_t own_axes(const Array& array) {
   constexpr std::pair<std::string_view, std::size_t> kNot3[] = {
-      {"query_lengths", 0}, {"key_lengths", 0}, {"sinks", 1},       {"dsinks", 1},      {"query_starts", 1},
-      {"key_starts", 1},    {"column_sums", 2}, {"query_scale", 2}, {"dquery_scale", 2}};
+      {"query_lengths", 0}, {"key_lengths", 0}, {"sinks", 1},       {"dsinks", 1},
+      {"query_starts", 1},  {"key_starts", 1},  {"column_sums", 2}, {"query_scale", 2},
+      {"dquery_scale", 2},  {"alpha", 1},       {"dalpha", 1}};
   for (const auto& [name, axes] : kNot3) {
     if (array.name == name) return axes;
   }
@@ -305,38 +438,24 @@ std::size_t own_axes(const Array& array) {
 // walked through, one call of whet each.
 class Batch {
  public:
-  explicit Batch(const Call& call) : call_(call), at_(call.arrays().size()) {
+  explicit Batch(const Call& call)
+      : call_(call), entries_{1, std::vector<int64_t>(call.arrays().size())}, walk_({}, 0) {
     std::vector<std::size_t> own;
     for (const Array& array : call.arrays()) own.push_back(own_axes(array));
-    walked_ = merged(shared_axes(call.arrays(), own));
-    if (!walked_.empty() && whet_takes(walked_.back())) {
-      entries_ = walked_.back();
-      walked_.pop_back();
-    } else {
-      entries_ = {1, std::vector<int64_t>(at_.size())};
+    std::vector<Axis> axes = merged(shared_axes(call.arrays(), own));
+    if (!axes.empty() && whet_takes(axes.back())) {
+      entries_ = axes.back();
+      axes.pop_back();
     }
+    walk_ = Walk(std::move(axes), call.arrays().size());
   }
 
   int64_t entries() const { return entries_.size; }
-
-  int64_t all_entries() const {
-    int64_t all = entries_.size;
-    for (const Axis& axis : walked_) all *= axis.size;
-    return all;
-  }
+  int64_t all_entries() const { return entries_.size * walk_.positions(); }
 
   template <typename Function>
-  void for_each(const Function& function, std::size_t depth = 0) {
-    if (depth == walked_.size()) {
-      function();
-      return;
-    }
-    const Axis& axis = walked_[depth];
-    for (int64_t i = 0; i < axis.size; ++i) {
-      for_each(function, depth + 1);
-      for (std::size_t a = 0; a < at_.size(); ++a) at_[a] += axis.steps[a];
-    }
-    for (std::size_t a = 0; a < at_.size(); ++a) at_[a] -= axis.size * axis.steps[a];
+  void for_each(const Function& function) {
+    walk_.for_each(function);
   }
 
   // (B, N, H, D) as whet wants it, (B, H, N, D); without data if the call doesn't have it.
@@ -379,7 +498,7 @@ class Batch {
     const std::ptrdiff_t a = call_.index(name);
     if (a < 0) return most;
     const int64_t value = *reinterpret_cast<const std::int32_t*>(
-        call_.arrays()[std::size_t(a)].at(at_[std::size_t(a)] + entry * step(a)));
+        call_.arrays()[std::size_t(a)].at(offset(a) + entry * step(a)));
     return std::clamp<int64_t>(value, 0, most);
   }
 
@@ -389,6 +508,17 @@ class Batch {
     if (a < 0) return {};
     const auto* first = reinterpret_cast<const std::int32_t*>(here(a));
     return {first, first + call_.arrays()[std::size_t(a)].size_from_end(1)};
+  }
+
+  whet::Normalizer normalizer() const {
+    const std::ptrdiff_t alpha = call_.index("alpha");
+    return normalizer_of(call_, alpha < 0 ? 0 : offset(alpha));
+  }
+
+  // The gradient to alpha of the current entries: one number each, or one for all.
+  void write(const AlphaResult& dalpha) const {
+    const std::ptrdiff_t a = call_.index("dalpha");
+    if (a >= 0) dalpha.write(offset(a), step(a) == 0 ? 1 : entries_.size);
   }
 
   // The elements of a result that belong to the current entries; it must be there.
@@ -411,14 +541,15 @@ class Batch {
     return g >= 0 && step(g) == 0 ? 1 : entries_.size;
   }
   int64_t step(std::ptrdiff_t a) const { return entries_.steps[std::size_t(a)]; }
-  std::byte* here(std::ptrdiff_t a) const { return call_.arrays()[std::size_t(a)].at(at_[std::size_t(a)]); }
+  int64_t offset(std::ptrdiff_t a) const { return walk_.at(std::size_t(a)); }
+  std::byte* here(std::ptrdiff_t a) const { return call_.arrays()[std::size_t(a)].at(offset(a)); }
 
-  // All entries of whet's batch share what has one axis (sinks), no two share what is saved of a row, and
-  // packed sequences are a batch of one.
+  // All entries of whet's batch share what has one axis (sinks, alpha; not dalpha, which is summed here), no
+  // two share what is saved of a row, and packed sequences are a batch of one.
   bool whet_takes(const Axis& axis) const {
-    for (std::size_t a = 0; a < at_.size(); ++a) {
+    for (std::size_t a = 0; a < axis.steps.size(); ++a) {
       const Array& array = call_.arrays()[a];
-      if (own_axes(array) == 1 && axis.steps[a] != 0) return false;
+      if (own_axes(array) == 1 && array.name != "dalpha" && axis.steps[a] != 0) return false;
       if (array.name == "saved" && axis.steps[a] == 0) return false;
       if (array.name == "query_starts") return false;
     }
@@ -426,9 +557,8 @@ class Batch {
   }
 
   const Call& call_;
-  std::vector<int64_t> at_;  // the current offset of each array, in elements
-  std::vector<Axis> walked_;
   Axis entries_;
+  Walk walk_;
 };
 
 // What a call of attention says for all its entries.
@@ -437,7 +567,6 @@ struct AttentionSettings {
     for (const auto name : split(call.attribute<std::string_view>("rules"), ';')) {
       rules.push_back(whet::Rule::parse(name));
     }
-    options.normalizer = whet::Normalizer::parse(call.attribute<std::string_view>("normalizer"));
     options.scale = call.attribute<double>("scale");
     options.softcap = call.attribute<double>("softcap");
     options.causal = call.attribute<bool>("causal");
@@ -485,6 +614,7 @@ void for_each_part(const Call& call, Batch& batch, const Function& function) {
     const std::vector<int64_t> query_starts = batch.integers("query_starts");
     const std::vector<int64_t> key_starts = batch.integers("key_starts");
     whet::AttentionOptions options = settings.options;
+    options.normalizer = batch.normalizer();
     options.bias = batch.heads_first("bias", "dbias");
     options.mask = batch.heads_first("mask");
     options.query_scale = batch.rows_of_heads("query_scale", "dquery_scale");
@@ -552,6 +682,7 @@ void attention(const Call& call) {
 
 void attention_backward(const Call& call) {
   Batch batch(call);
+  AlphaResult dalpha(call);
   for_each_part(call, batch, [&](auto q, auto k, auto v, auto& options, std::size_t part) {
     whet::attention_backward(q, k, v, batch.heads_last("dout"),
                              {.dq = batch.heads_last("dquery"),
@@ -559,8 +690,10 @@ void attention_backward(const Call& call) {
                               .dv = batch.heads_last("dvalue"),
                               .dbias = batch.heads_first("dbias", "dbias"),
                               .dsinks = batch.heads("dsinks"),
-                              .dquery_scale = batch.rows_of_heads("dquery_scale", "dquery_scale")},
+                              .dquery_scale = batch.rows_of_heads("dquery_scale", "dquery_scale"),
+                              .dparameter = dalpha.rows(int64_t(part))},
                              options, {.beta_gradient = call.beta_gradient(), .saved = batch.saved(part)});
+    batch.write(dalpha);
   });
 }
 

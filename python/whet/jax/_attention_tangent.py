@@ -22,7 +22,7 @@ def attention_tangent(options: _Options, residuals: tuple[_Arrays, jax.Array],
     """The derivative of the output along tangents of some operands."""
     arrays, saved = residuals
     beta = beta_of(saved)[..., None]
-    out_dtype = arrays.query.dtype
+    out_dtype, alpha = arrays.query.dtype, arrays.alpha
     arrays, along = jax.tree.map(lambda x: x.astype(saved.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x,
                                  (arrays, along))
     arrays, along = _with_scaled_query(arrays, along)
@@ -41,10 +41,10 @@ def attention_tangent(options: _Options, residuals: tuple[_Arrays, jax.Array],
     y = measured_logits(logits, visible, -1, options.normalizer)
     if not options.hold_beta:
         count = jnp.sum(visible[..., :keys], -1, keepdims=True)  # beta of a row of one key is 1, whatever its sink
-        slope = jnp.where(count <= 1, 0, _log_beta_gradients(options, logits, visible))
+        slope = jnp.where(count <= 1, 0, _log_beta_gradients(options, alpha, logits, visible))
         dlogits = dlogits + y * jnp.sum(slope * dlogits, -1, keepdims=True)
     u = jnp.where(visible, beta * y, -jnp.inf)
-    weights, dweights = weights_and_tangent(u, beta * dlogits, options.normalizer)
+    weights, dweights = weights_and_tangent(u, beta * dlogits, options.normalizer, alpha, along.get("alpha"))
 
     out = _weighed(dweights[..., :keys], arrays.value, groups)
     if "value" in along:
@@ -110,13 +110,14 @@ def _with_last(values: jax.Array, last: jax.Array) -> jax.Array:
     return jnp.concatenate([values, jnp.broadcast_to(last, (*values.shape[:3], 1))], -1)
 
 
-def _log_beta_gradients(options: _Options, logits: jax.Array, visible: jax.Array) -> jax.Array:
+def _log_beta_gradients(options: _Options, alpha: jax.Array | None, logits: jax.Array,
+                        visible: jax.Array) -> jax.Array:
     """d ln beta / dx of each row; there is one rule, or one per head."""
     rules = [rule_of(name) for name in options.rules.split(";")]
     if len(rules) == 1:
-        return beta_slope(rules[0], options.normalizer, logits, visible)
+        return beta_slope(rules[0], options.normalizer, alpha, logits, visible)
     heads = (slice(head, head + 1) for head in range(len(rules)))
-    return jnp.concatenate([beta_slope(rule, options.normalizer, logits[:, head], visible[:, head])
+    return jnp.concatenate([beta_slope(rule, options.normalizer, alpha, logits[:, head], visible[:, head])
                             for rule, head in zip(rules, heads)], 1)
 
 

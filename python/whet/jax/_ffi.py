@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.custom_derivatives import SymbolicZero
 
 from whet import _core
 from whet.stats import Stats
@@ -38,6 +39,8 @@ def _register(handlers: Mapping[str, Any]) -> None:
 
 _check_version()
 _register(_core._jax_handlers())
+
+ENTMAX = "entmax"  # the name of a normalizer whose parameter is an operand, alpha
 
 Results = Mapping[str, tuple[tuple[int, ...], Any]]
 
@@ -85,13 +88,23 @@ def varying_alike(*arrays: Any) -> list[Any]:
             for array, have in zip(arrays, axes)]
 
 
+# ---- differentiation
+
+
+def perturbed(along: Any, names: Sequence[str]) -> dict[str, jax.Array]:
+    """Those of the named tangents of operands that aren't zero."""
+    return {name: tangent for name, tangent in along._asdict().items()
+            if name in names and tangent is not None and not isinstance(tangent, SymbolicZero)}
+
+
 # ---- results per row
 
 
 def saved_type(rows: tuple[int, ...], rule: str | list[str], normalizer: str,
                dtype: Any) -> tuple[tuple[int, ...], Any]:
     """What backward reads beside the operands, in the type of the arithmetic. `rule` may be a list, one per head."""
-    return (*rows, _core.saved_size(rule, normalizer)), jnp.promote_types(dtype, jnp.float32)
+    name = normalizer if normalizer != ENTMAX else "entmax:2"  # as many for every parameter
+    return (*rows, _core.saved_size(rule, name)), jnp.promote_types(dtype, jnp.float32)
 
 
 def beta_of(saved: jax.Array) -> jax.Array:

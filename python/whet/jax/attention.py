@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_derivatives import SymbolicZero
 
 from whet import _core
 from whet._arguments import Window, count, flag, integer, window_sides
 from whet.attention import Extras
 from whet.jax._attention_tangent import attention_tangent
-from whet.jax._ffi import (array, call, check_bool, check_broadcasts, check_float, saved_type, stats_of, stats_type,
-                           varying_alike, with_axes)
+from whet.jax._ffi import (array, call, check_bool, check_broadcasts, check_float, perturbed, saved_type, stats_of,
+                           stats_type, varying_alike, with_axes)
 from whet.jax._linear import linear_call
+from whet.jax.normalizers import NormalizerLike, name_and_alpha
 from whet.rules import RuleLike
 from whet.rules import rule as rule_of
 from whet.stats import Stats
@@ -32,7 +32,7 @@ class _Keywords(TypedDict, total=False):
     local_window_size: Window
     implementation: str | None
     rule: RuleLike | Sequence[RuleLike]
-    normalizer: str
+    normalizer: NormalizerLike
     hold_beta: bool
     softcap: float | None
     sinks: Any
@@ -56,9 +56,10 @@ def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = No
 def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = None, *, scale: Any = None,
               is_causal: bool = False, query_seq_lengths: Any = None, key_value_seq_lengths: Any = None,
               local_window_size: Window = None, implementation: str | None = None, return_residual: bool = False,
-              rule: RuleLike | Sequence[RuleLike] = None, normalizer: str = "softmax", hold_beta: bool = False,
-              softcap: float | None = 0.0, sinks: Any = None, query_scale: Any = None, query_starts: Any = None,
-              key_starts: Any = None, return_stats: bool = False, top_k: int = 0, column_sums: bool = False) -> Any:
+              rule: RuleLike | Sequence[RuleLike] = None, normalizer: NormalizerLike = "softmax",
+              hold_beta: bool = False, softcap: float | None = 0.0, sinks: Any = None, query_scale: Any = None,
+              query_starts: Any = None, key_starts: Any = None, return_stats: bool = False, top_k: int = 0,
+              column_sums: bool = False) -> Any:
     """jax.nn.dot_product_attention with the inverse temperature of each row chosen by a rule.
 
     B batch, T queries, S keys, N query heads, K key heads (N a multiple of K), H and E the sizes of a key and of a
@@ -77,7 +78,8 @@ def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = No
         implementation: None or "xla", accepted for compatibility with JAX; there is one.
         return_residual: also return the log-sum-exp of each row's logits, before the rule: (B, T, N), key's dtype.
         rule: a rule or its name (see whet.rules), or a list with one per query head. Default: none, beta = 1.
-        normalizer: what turns a row of logits into weights, by its name. Default: softmax.
+        normalizer: what turns a row of logits into weights, by its name, or an Entmax, whose alpha may be learned, one
+            or one per query head. Default: softmax.
         hold_beta: gradients count beta as a constant. By default they go through the rule, as in the published code.
         softcap: c tanh(x / c) before the bias; 0 or None: none.
         sinks: (N), one logit per head that takes weight and has no value.
@@ -119,15 +121,17 @@ def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = No
 
     (batch, queries, heads, size), keys = query.shape, key.shape[1]
     logits = (batch, heads, queries, keys)
+    normalizer_name, alpha = name_and_alpha(normalizer)
     arrays = _Arrays(
         query, key, value, _bias(bias, query.dtype, logits), _mask(mask, logits), _sinks(sinks, query.dtype, heads),
         lengths_of(query_seq_lengths, batch, "query_seq_lengths"),
         lengths_of(key_value_seq_lengths, batch, "key_value_seq_lengths"),
-        _starts(query_starts, "query_starts"), _starts(key_starts, "key_starts"), _query_scale(query_scale, query))
+        _starts(query_starts, "query_starts"), _starts(key_starts, "key_starts"), _query_scale(query_scale, query),
+        _alpha(alpha, heads))
     before, after = _window(local_window_size)
     return_stats, return_residual = flag(return_stats, "return_stats"), flag(return_residual, "return_residual")
     options = _Options(
-        rules=_rules(rule, heads), normalizer=_core.normalizer_name(normalizer),
+        rules=_rules(rule, heads), normalizer=normalizer_name,
         scale=size**-0.5 if scale is None else _number(scale, "scale"), softcap=_softcap(softcap, query.dtype),
         causal=flag(is_causal, "is_causal"), window_left=before, window_right=after,
         hold_beta=flag(hold_beta, "hold_beta"), return_stats=return_stats or return_residual,
@@ -160,9 +164,10 @@ class _Arrays(NamedTuple):
     query_starts: Any  # (1, sequences + 1), as sinks
     key_starts: Any
     query_scale: Any  # three axes
+    alpha: Any  # (1, 1): the parameter of the normalizer "entmax"; (1, N) until heads are taken one by one
 
 
-_DIFFERENTIABLE = ("query", "key", "value", "bias", "sinks", "query_scale")
+_DIFFERENTIABLE = ("query", "key", "value", "bias", "sinks", "query_scale", "alpha")
 
 
 @jax.tree_util.register_static
@@ -189,11 +194,35 @@ class _Options:
 
 @jax.jit
 def _jitted(options: _Options, arrays: _Arrays) -> tuple[jax.Array, Any, dict[str, jax.Array]]:
-    out, optional = _attention(options, _Arrays(*varying_alike(*arrays)))
+    arrays = _Arrays(*varying_alike(*arrays))
+    of_heads = arrays.alpha is not None and arrays.alpha.shape[1] != 1
+    out, optional = (_by_head if of_heads else _attention)(options, arrays)
     # Rows are where their queries are: (B, T, N) instead of (B, N, T).
     optional = {name: jnp.swapaxes(jax.lax.stop_gradient(values), 1, 2) for name, values in optional.items()}
     stats = optional.pop("stats", None)
     return out, None if stats is None else stats_of(stats), optional
+
+
+def _by_head(options: _Options, arrays: _Arrays) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Attention with one alpha per head: a call takes one, so there is one for each."""
+    heads, rules = arrays.query.shape[2], options.rules.split(";")
+
+    def of_head(name: str, head: int) -> Any:
+        """What the head reads; key heads and what heads share as often as it is read."""
+        values = getattr(arrays, name)
+        if values is None or name not in _HEAD_AXES:
+            return values
+        axis = _HEAD_AXES[name]
+        first = head * values.shape[axis] // heads
+        return jax.lax.slice_in_dim(values, first, first + 1, axis=axis)
+
+    found = [_attention(replace(options, rules=rules[head % len(rules)]),
+                        _Arrays(*(of_head(name, head) for name in _Arrays._fields))) for head in range(heads)]
+    out = jnp.concatenate([out for out, _ in found], 2)
+    return out, {name: jnp.concatenate([optional[name] for _, optional in found], 1) for name in found[0][1]}
+
+
+_HEAD_AXES = {"query": 2, "key": 2, "value": 2, "bias": 1, "mask": 1, "sinks": 1, "query_scale": 2, "alpha": 1}
 
 
 @jax.custom_jvp
@@ -206,13 +235,11 @@ def _attention(options: _Options, arrays: _Arrays) -> tuple[jax.Array, dict[str,
 @partial(_attention.defjvp, symbolic_zeros=True)
 def _attention_jvp(primals: Any, tangents: Any) -> Any:
     (options, arrays), (_, along) = primals, tangents
-    perturbed = {name: tangent for name, tangent in along._asdict().items()
-                 if name in _DIFFERENTIABLE and tangent is not None and not isinstance(tangent, SymbolicZero)}
-    results = _call(options, arrays, save=True)
+    results, along = _call(options, arrays, save=True), perturbed(along, _DIFFERENTIABLE)
     out, saved = results.pop("out"), results.pop("saved")
-    if perturbed:
-        dout = linear_call(partial(attention_tangent, options), partial(_gradients, options, tuple(perturbed)),
-                           (arrays, saved), perturbed)
+    if along:
+        dout = linear_call(partial(attention_tangent, options), partial(_gradients, options, tuple(along)),
+                           (arrays, saved), along)
     else:
         dout = jnp.zeros_like(out)
     return (out, results), (dout, jax.tree.map(_no_tangent, results))
@@ -326,6 +353,14 @@ def _query_scale(factor: Any, query: jax.Array) -> jax.Array | None:
     factor = with_axes(_side(factor, query.dtype), 3, "query_scale")
     check_broadcasts(factor, query.shape[:-1], "query_scale")
     return factor
+
+
+def _alpha(alpha: jax.Array | None, heads: int) -> jax.Array | None:
+    if alpha is None:
+        return None
+    if alpha.shape not in ((), (1,), (heads,)):
+        raise ValueError(f"alpha: its shape is {alpha.shape}, must be () or one per query head, ({heads},)")
+    return alpha.reshape(1, -1) if alpha.size > 0 else jnp.full((1, 1), 2, alpha.dtype)  # without heads any will do
 
 
 def lengths_of(lengths: Any, batch: int, name: str) -> jax.Array | None:

@@ -6,17 +6,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, TypedDict, Unpack, overload
+from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
 
 import jax
 import jax.numpy as jnp
 
-from whet import _core
 from whet._arguments import flag, integer
 from whet._normalizers import ignores_shifts, is_symmetric
-from whet.jax._ffi import (array, beta_of, call, check_bool, check_broadcasts, check_float, saved_type, stats_of,
-                           stats_type, varying_alike, with_axes)
+from whet.jax._ffi import (array, beta_of, call, check_bool, check_broadcasts, check_float, perturbed, saved_type,
+                           stats_of, stats_type, varying_alike, with_axes)
 from whet.jax._linear import linear_call
+from whet.jax.normalizers import NormalizerLike, alpha_slope, name_and_alpha, single
 from whet.rules import NoRule, Rule, RuleLike
 from whet.rules import rule as rule_of
 from whet.stats import Stats
@@ -28,16 +28,16 @@ class _Keywords(TypedDict, total=False):
 
 
 @overload
-def softmax(x: Any, axis: int | Sequence[int] | None = -1, where: Any = None, *, normalizer: str = "softmax",
+def softmax(x: Any, axis: int | Sequence[int] | None = -1, where: Any = None, *, normalizer: NormalizerLike = "softmax",
             return_stats: Literal[False] = False, **options: Unpack[_Keywords]) -> jax.Array: ...
 @overload
-def softmax(x: Any, axis: int | Sequence[int] | None = -1, where: Any = None, *, normalizer: str = "softmax",
+def softmax(x: Any, axis: int | Sequence[int] | None = -1, where: Any = None, *, normalizer: NormalizerLike = "softmax",
             return_stats: Literal[True], **options: Unpack[_Keywords]) -> tuple[jax.Array, Stats]: ...
 @overload
-def softmax(x: Any, axis: int | Sequence[int] | None = -1, where: Any = None, *, normalizer: str = "softmax",
+def softmax(x: Any, axis: int | Sequence[int] | None = -1, where: Any = None, *, normalizer: NormalizerLike = "softmax",
             return_stats: bool, **options: Unpack[_Keywords]) -> jax.Array | tuple[jax.Array, Stats]: ...
 def softmax(x: Any, axis: int | Sequence[int] | None = -1, where: Any = None, *, rule: RuleLike = None,
-            normalizer: str = "softmax", hold_beta: bool = False, return_stats: bool = False) -> Any:
+            normalizer: NormalizerLike = "softmax", hold_beta: bool = False, return_stats: bool = False) -> Any:
     """jax.nn.softmax with the inverse temperature of each row chosen by a rule.
 
     Args:
@@ -46,7 +46,8 @@ def softmax(x: Any, axis: int | Sequence[int] | None = -1, where: Any = None, *,
         axis: the axis a row runs along; several, or None for all, make one row of all their elements.
         where: boolean, broadcast to x; False hides a key.
         rule: a rule or its name (see whet.rules). Default: none, beta = 1.
-        normalizer: what turns a row of logits into weights, by its name. Default: softmax.
+        normalizer: what turns a row of logits into weights, by its name, or an Entmax, whose alpha may be learned.
+            Default: softmax.
         hold_beta: gradients count beta as a constant. By default they go through the rule, as in the published code.
         return_stats: also return the whet.Stats of all rows, in the shape of x without the axis: float64 with
             jax_enable_x64, else rounded to float32. No gradient flows through them.
@@ -70,9 +71,10 @@ def softmax(x: Any, axis: int | Sequence[int] | None = -1, where: Any = None, *,
     ['0.197', '-0.197', '0.000']
     """
     x, where = _checked(x, where)
-    options = _Options(_axes(axis, x.ndim), rule_of(rule), _core.normalizer_name(normalizer), flag(hold_beta, "hold_beta"),
+    name, alpha = name_and_alpha(normalizer)
+    options = _Options(_axes(axis, x.ndim), rule_of(rule), name, flag(hold_beta, "hold_beta"),
                        flag(return_stats, "return_stats"))
-    weights, stats = _jitted(options, x, where)
+    weights, stats = _jitted(options, _Arrays(x, where, single(alpha)))
     return (weights, stats) if return_stats else weights
 
 
@@ -100,7 +102,7 @@ def log_softmax(x: Any, axis: int | Sequence[int] | None = -1, where: Any = None
     x, where = _checked(x, where)
     options = _Options(_axes(axis, x.ndim), rule_of(rule), "softmax", flag(hold_beta, "hold_beta"),
                        flag(return_stats, "return_stats"))
-    logs, stats = _jitted_log(options, x, where)
+    logs, stats = _jitted_log(options, _Arrays(x, where))
     return (logs, stats) if return_stats else logs
 
 
@@ -122,6 +124,14 @@ def _as_float(x: jax.Array, masked: bool) -> jax.Array:
     if jnp.issubdtype(x.dtype, jnp.integer):
         return x.astype(jax.eval_shape(jnp.exp, x).dtype)
     return x
+
+
+class _Arrays(NamedTuple):
+    """Operands by the names that the extension has for them; None where there is none."""
+
+    x: Any
+    where: Any = None
+    alpha: Any = None  # without axes: the parameter of the normalizer "entmax"
 
 
 @jax.tree_util.register_static
@@ -160,21 +170,21 @@ def _axes(axis: int | Sequence[int] | None, ndim: int) -> tuple[int, ...]:
 
 
 @jax.jit
-def _jitted(options: _Options, x: jax.Array, where: jax.Array | None) -> tuple[jax.Array, Any]:
-    return _over_axes(_softmax, options, x, where)
+def _jitted(options: _Options, arrays: _Arrays) -> tuple[jax.Array, Any]:
+    return _over_axes(_softmax, options, arrays)
 
 
 @jax.jit
-def _jitted_log(options: _Options, x: jax.Array, where: jax.Array | None) -> tuple[jax.Array, Any]:
-    return _over_axes(_log_softmax, options, x, where)
+def _jitted_log(options: _Options, arrays: _Arrays) -> tuple[jax.Array, Any]:
+    return _over_axes(_log_softmax, options, arrays)
 
 
-def _over_axes(function: Any, options: _Options, x: jax.Array, where: jax.Array | None) -> tuple[jax.Array, Any]:
+def _over_axes(function: Any, options: _Options, arrays: _Arrays) -> tuple[jax.Array, Any]:
     """A function of rows along one axis; several axes become one, the last, and are themselves again in the result."""
-    x, where = varying_alike(x, where)
+    x, where, alpha = varying_alike(*arrays)
     count = len(options.axes)
     if count == 1:
-        result, stats = function(options, x, where)
+        result, stats = function(options, _Arrays(x, where, alpha))
     else:
         last = tuple(range(-count, 0))
 
@@ -184,7 +194,7 @@ def _over_axes(function: Any, options: _Options, x: jax.Array, where: jax.Array 
 
         shape = jnp.moveaxis(x, options.axes, last).shape
         mask = None if where is None else as_one(jnp.broadcast_to(where, x.shape))
-        result, stats = function(replace(options, axes=(-1,)), as_one(x), mask)
+        result, stats = function(replace(options, axes=(-1,)), _Arrays(as_one(x), mask, alpha))
         result = jnp.moveaxis(result.reshape(shape), last, options.axes)
     return result, None if stats is None else stats_of(jax.lax.stop_gradient(stats))
 
@@ -193,46 +203,70 @@ def _over_axes(function: Any, options: _Options, x: jax.Array, where: jax.Array 
 
 
 @jax.custom_jvp
-def _softmax(options: _Options, x: jax.Array, where: jax.Array | None) -> tuple[jax.Array, Any]:
-    results = _call(options, x, where, save=False)
+def _softmax(options: _Options, arrays: _Arrays) -> tuple[jax.Array, Any]:
+    results = _call(options, arrays, save=False)
     return results["out"], results.get("stats")
 
 
-@_softmax.defjvp
+# Symbolic zeros tell whether a gradient to alpha is wanted, which costs a sweep of its own.
+@partial(_softmax.defjvp, symbolic_zeros=True)
 def _softmax_jvp(primals: Any, tangents: Any) -> Any:
-    options, x, where = primals
-    _, dx, _ = tangents
-    results = _call(options, x, where, save=True)
+    (options, arrays), (_, along) = primals, tangents
+    results, along = _call(options, arrays, save=True), perturbed(along, ("x", "alpha"))
     out, stats = results["out"], results.get("stats")
-    dout = linear_call(partial(_tangent, options), partial(_gradient, options), (x, where, results["saved"]), dx)
+    if along:
+        dout = linear_call(partial(_tangent, options), partial(_gradients, options, tuple(along)),
+                           (arrays, results["saved"]), along)
+    else:
+        dout = jnp.zeros_like(out)
     return (out, stats), (dout, jax.tree.map(jnp.zeros_like, stats))
 
 
+def _gradients(options: _Options, names: tuple[str, ...], residuals: Any, dout: jax.Array) -> dict[str, jax.Array]:
+    arrays, saved = residuals
+    written = dict.fromkeys(("x", *names))  # the extension always writes dx
+    shapes = {f"d{name}": (getattr(arrays, name).shape, getattr(arrays, name).dtype) for name in written}
+    results = call("whet_softmax_backward", {**arrays._asdict(), "dout": dout, "saved": saved}, shapes,
+                   hold_beta=options.hold_beta, **options.attributes())
+    return {name: results[f"d{name}"] for name in names}
+
+
 def _gradient(options: _Options, residuals: Any, dout: jax.Array) -> jax.Array:
-    x, where, saved = residuals
-    results = call("whet_softmax_backward", {"x": x, "dout": dout, "where": where, "saved": saved},
-                   {"dx": (x.shape, x.dtype)}, hold_beta=options.hold_beta, **options.attributes())
-    return results["dx"]
+    return _gradients(options, ("x",), residuals, dout)["x"]
 
 
-def _tangent(options: _Options, residuals: Any, dx: jax.Array) -> jax.Array:
+def _tangent(options: _Options, residuals: tuple[_Arrays, jax.Array | None], along: dict[str, jax.Array]) -> jax.Array:
+    """The derivative of the weights along tangents of x and alpha."""
+    arrays, saved = residuals
+    if arrays.x.dtype in (jnp.bfloat16, jnp.float16):  # in the type of the arithmetic, since differences are taken
+        wide = arrays._replace(x=arrays.x.astype(jnp.float32))
+        return _tangent(options, (wide, saved), {name: tangent.astype(jnp.float32)
+                                                 for name, tangent in along.items()}).astype(arrays.x.dtype)
+    tangent = jnp.zeros_like(arrays.x)
+    if "x" in along:
+        tangent = _tangent_along_x(options, residuals, along["x"])
+    if "alpha" in along:
+        weights = _call(replace(options, return_stats=False), arrays, save=False)["out"]
+        tangent = tangent + alpha_slope(weights, arrays.alpha, options.axis) * along["alpha"].astype(weights.dtype)
+    return tangent
+
+
+def _tangent_along_x(options: _Options, residuals: tuple[_Arrays, jax.Array | None], dx: jax.Array) -> jax.Array:
     """The derivative of the weights along dx, from gradients.
 
     Weights are a function of beta x, and d(beta x) = beta (dx + x dlnbeta). At a fixed beta the matrix of derivatives is
     symmetric, since the weights are themselves the gradient of a function of the logits: the derivative along a
     direction is what backward gives for it.
     """
-    x, where, saved = residuals
-    if x.dtype in (jnp.bfloat16, jnp.float16):  # in the type of the arithmetic, since differences are taken
-        wide = _tangent(options, (x.astype(jnp.float32), where, saved), dx.astype(jnp.float32))
-        return wide.astype(x.dtype)
+    arrays, _ = residuals
+    x, where, _ = arrays
     dx = jnp.where(visible_keys(x, where), dx, 0)
     if not options.beta_is_constant:
         along = jnp.sum(log_beta_gradient(options, residuals) * dx, options.axis, keepdims=True)
         dx = dx + measured_logits(x, where, options.axis, options.normalizer) * along
     if is_symmetric(options.normalizer):
         return _gradient(replace(options, hold_beta=True), residuals, dx)
-    beta = jnp.expand_dims(_beta(options, x, where)[0], options.axis)
+    beta = jnp.expand_dims(_beta(options, arrays)[0], options.axis)
     return _softpick_tangent(beta * x, beta * dx, visible_keys(x, where), options.axis)
 
 
@@ -248,27 +282,33 @@ def _softpick_tangent(s: jax.Array, ds: jax.Array, visible: jax.Array, axis: int
     return jnp.where(s > 0, slopes, 0) - weights * jnp.sum(jnp.sign(s) * slopes, axis, keepdims=True)
 
 
-def log_beta_gradient(options: _Options, residuals: Any) -> jax.Array:
+def log_beta_gradient(options: _Options, residuals: tuple[_Arrays, jax.Array | None]) -> jax.Array:
     """d ln beta / dx. With y = x - max, or x where the maximum matters, the gradients of <y, w> through beta and at a
     fixed beta differ by this times <y, the latter>."""
-    x, where, _ = residuals
+    (x, where, _), _ = residuals
     y = measured_logits(x, where, options.axis, options.normalizer)
     through, held = (_gradient(replace(options, hold_beta=hold), residuals, y) for hold in (False, True))
     product = jnp.sum(held * y, options.axis, keepdims=True)
     return jnp.where(product == 0, 0, (through - held) / jnp.where(product == 0, 1, product))
 
 
-def beta_slope(rule: Rule, normalizer: str, x: jax.Array, where: jax.Array | None) -> jax.Array:
-    """d ln beta / dx of rows along the last axis."""
+# What forward mode of attention takes from here: rows along the last axis, alpha one number or None.
+
+
+def beta_slope(rule: Rule, normalizer: str, alpha: jax.Array | None, x: jax.Array,
+               where: jax.Array | None) -> jax.Array:
+    """d ln beta / dx."""
     if not rule.adaptive:
         return jnp.zeros_like(x)
-    return log_beta_gradient(_Options((-1,), rule, normalizer, False, False), (x, where, None))
+    return log_beta_gradient(_Options((-1,), rule, normalizer, False, False), (_Arrays(x, where, single(alpha)), None))
 
 
-def weights_and_tangent(x: jax.Array, dx: jax.Array, normalizer: str) -> tuple[jax.Array, jax.Array]:
-    """The weights of rows along the last axis, without a rule, and their derivative along dx."""
-    options = _Options((-1,), NoRule(), normalizer, False, False)
-    return _call(options, x, None, save=False)["out"], _tangent(options, (x, None, None), dx)
+def weights_and_tangent(x: jax.Array, dx: jax.Array, normalizer: str, alpha: jax.Array | None,
+                        dalpha: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+    """The weights without a rule, and their derivative along dx and, unless it is None, dalpha."""
+    options, arrays = _Options((-1,), NoRule(), normalizer, False, False), _Arrays(x, None, single(alpha))
+    along = {"x": dx} if dalpha is None else {"x": dx, "alpha": dalpha.reshape(())}
+    return _call(options, arrays, save=False)["out"], _tangent(options, (arrays, None), along)
 
 
 def visible_keys(x: jax.Array, where: jax.Array | None) -> jax.Array:
@@ -288,22 +328,24 @@ def below_max(x: jax.Array, where: jax.Array | None, axis: int) -> jax.Array:
     return jnp.where(visible, jnp.where(visible, x, 0) - jnp.where(jnp.isneginf(highest), 0, highest), 0)
 
 
-def _call(options: _Options, x: jax.Array, where: jax.Array | None, save: bool) -> dict[str, jax.Array]:
+def _call(options: _Options, arrays: _Arrays, save: bool) -> dict[str, jax.Array]:
+    x = arrays.x
     rows = tuple(size for i, size in enumerate(x.shape) if i != x.ndim + options.axis)
     results = {"out": (x.shape, x.dtype)}
     if save:
         results["saved"] = saved_type(rows, options.rule.name, options.normalizer, x.dtype)
     if options.return_stats:
         results["stats"] = stats_type(rows)
-    return call("whet_softmax", {"x": x, "where": where}, results, **options.attributes())
+    return call("whet_softmax", arrays._asdict(), results, **options.attributes())
 
 
 # ---- log_softmax
 
 
-def _log_softmax(options: _Options, x: jax.Array, where: jax.Array | None) -> tuple[jax.Array, Any]:
+def _log_softmax(options: _Options, arrays: _Arrays) -> tuple[jax.Array, Any]:
+    x, where, _ = arrays
     logits = x.astype(jnp.promote_types(x.dtype, jnp.float32))
-    beta, stats = _beta(options, logits, where)
+    beta, stats = _beta(options, _Arrays(logits, where))
     y = jnp.expand_dims(beta, options.axis) * below_max(logits, where, options.axis)
     visible = visible_keys(x, where)
     z = jnp.sum(jnp.where(visible, jnp.exp(y), 0), options.axis, keepdims=True)
@@ -312,22 +354,21 @@ def _log_softmax(options: _Options, x: jax.Array, where: jax.Array | None) -> tu
 
 
 @jax.custom_jvp
-def _beta(options: _Options, x: jax.Array, where: jax.Array | None) -> tuple[jax.Array, Any]:
+def _beta(options: _Options, arrays: _Arrays) -> tuple[jax.Array, Any]:
     """beta of each row, in x's dtype, and the stats if they are asked for."""
-    results = _call(options, x, where, save=True)
+    results = _call(options, arrays, save=True)
     return beta_of(results["saved"]), results.get("stats")
 
 
 @_beta.defjvp
 def _beta_jvp(primals: Any, tangents: Any) -> Any:
-    options, x, where = primals
-    _, dx, _ = tangents
-    results = _call(options, x, where, save=True)
+    (options, arrays), (_, along) = primals, tangents
+    results = _call(options, arrays, save=True)
     saved, stats = results["saved"], results.get("stats")
     beta = beta_of(saved)
     if options.beta_is_constant:
         dbeta = jnp.zeros_like(beta)
     else:
-        slope = jnp.expand_dims(beta, options.axis) * log_beta_gradient(options, (x, where, saved))
-        dbeta = jnp.sum(slope * jnp.where(visible_keys(x, where), dx, 0), options.axis)
+        slope = jnp.expand_dims(beta, options.axis) * log_beta_gradient(options, (arrays, saved))
+        dbeta = jnp.sum(slope * jnp.where(visible_keys(arrays.x, arrays.where), along.x, 0), options.axis)
     return (beta, stats), (dbeta, jax.tree.map(jnp.zeros_like, stats))

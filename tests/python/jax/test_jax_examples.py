@@ -13,7 +13,7 @@ import whet.jax
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples/flax_attention.py"
 
 
-@pytest.mark.parametrize("name", ["whet.jax", "whet.jax.rows", "whet.jax.attention"])
+@pytest.mark.parametrize("name", ["whet.jax", "whet.jax.rows", "whet.jax.attention", "whet.jax.normalizers"])
 def test_docstrings(name):
     result = doctest.testmod(importlib.import_module(name))
     assert result.failed == 0 and result.attempted > 0

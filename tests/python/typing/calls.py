@@ -102,5 +102,8 @@ def of_jax(x: jax.Array, chosen: bool) -> None:
     assert_type(whet.jax.attention(x, x, x, is_causal=True, local_window_size=(2, None)), jax.Array)
     assert_type(whet.jax.attention(x, x, x, return_stats=True), tuple[jax.Array, whet.Stats])
     assert_type(whet.jax.attention(x, x, x, top_k=2), Any)
+    assert_type(whet.jax.softmax(x, normalizer=whet.jax.Entmax(1.3)), jax.Array)
+    assert_type(whet.jax.attention(x, x, x, normalizer=whet.jax.Entmax(x), return_stats=True),
+                tuple[jax.Array, whet.Stats])
     assert_type(whet.jax.linear_attention(x, x, x, is_causal=True), jax.Array)
     whet.jax.softmax(x, hold_beta="yes")  # type: ignore[call-overload]
