@@ -1,5 +1,5 @@
 // Small results, for tests: one head of one size and four rules; a benchmark of one section; a probe of four
-// heads at two lengths.
+// heads at two lengths; decoders on one algorithm of CLRS-Text.
 #ifndef WHET_TESTS_RESULTS_EXAMPLE_H_
 #define WHET_TESTS_RESULTS_EXAMPLE_H_
 
@@ -111,6 +111,48 @@ inline Probe advised_probe_example() {
                        .high = 0.08,
                        .tokens = 1500}};
   results.verdict = "Don't sharpen this model: perplexity grows from 18.75 to 20.";
+  return results;
+}
+
+// Two seeds of softmax and of the paper's rule, at a trained size and one beyond; log length in place of
+// softmax at test was tried at the first.
+inline Clrs clrs_example() {
+  Clrs results;
+  results.provenance = {"whet-clrs report sweep", "0.1.0", "a machine", "AVX2", 2};
+  for (const char* variant : {"softmax", "paper"}) {
+    for (const std::uint64_t seed : {0U, 1U}) {
+      results.runs.push_back({.name = std::string(variant) + "-" + std::to_string(seed),
+                              .variant = variant,
+                              .seed = seed,
+                              .step = 100,
+                              .parameters = 1234,
+                              .recipe = {{"seed", seed}},
+                              .metrics = {{50, 0.5, 0.75}, {100, 0.25, 0.875}}});
+    }
+  }
+  const auto variant = [](const char* name, const char* setting, double exact) {
+    return ClrsVariant{.variant = name,
+                       .setting = setting,
+                       .runs = 2,
+                       .exact = {exact, exact - 0.125, exact + 0.125},
+                       .tokens = {0.75, NAN, NAN},
+                       .forced = 0.875,
+                       .errors = {0.25, 0.5},
+                       .entropy = std::vector<double>{1.5, 0.5},
+                       .sharp_entropy = std::vector<double>{1.25, 0.25}};
+  };
+  const ClrsDifferences differences{.exact = {0.25, 0.125, 0.375, 0.0123}, .tokens = {0, NAN, NAN, NAN}};
+  for (const std::int64_t size : {8, 16}) {
+    ClrsSize made{.size = size, .problems = 10, .chance = {0, 0.25}, .copy = {0.0625, 0.5}};
+    made.variants = {variant("softmax", "as trained", 0.5), variant("paper", "as trained", 0.75)};
+    made.variants[0].sharp_entropy = {};
+    made.variants[1].against_softmax = differences;
+    if (size == 8) made.variants.push_back(variant("softmax", "log-length:32", 0.25));
+    if (results.tasks.empty()) {
+      results.tasks.push_back({.algorithm = "insertion_sort", .hints = true, .trained_sizes = {4, 8}});
+    }
+    results.tasks[0].sizes.push_back(made);
+  }
   return results;
 }
 

@@ -63,6 +63,10 @@ std::vector<results::NamedResults> load(const std::vector<std::string>& paths) {
   if (runs.size() > 1 && is_of<results::Probe>(runs)) {
     throw Error("DIR: has " + std::to_string(runs.size()) + " probes; name one, since they are not compared");
   }
+  if (runs.size() > 1 && is_of<results::Clrs>(runs)) {
+    throw Error("DIR: has " + std::to_string(runs.size()) +
+                " results on CLRS-Text; name one, or have 'whet clrs report' compare their runs");
+  }
   // Folders of the same name are told apart by their paths.
   std::vector<std::string> names;
   names.reserve(runs.size());
@@ -91,6 +95,9 @@ Json data_of(const std::vector<results::NamedResults>& runs) {
 std::string markdown(const std::vector<results::NamedResults>& runs) {
   if (is_of<results::Probe>(runs)) {
     return report::markdown_tables(std::get<results::Probe>(runs.front().results));
+  }
+  if (is_of<results::Clrs>(runs)) {
+    return report::markdown_tables(std::get<results::Clrs>(runs.front().results));
   }
   if (is_of<results::Benchmark>(runs)) {
     throw Error("--format: is 'md', which benchmarks write themselves (--markdown); html and json draw them");

@@ -36,6 +36,12 @@ TEST(Page, CarriesAProbe) {
   EXPECT_EQ(data.at("runs").at(0).at("results").at("kind"), "probe");
 }
 
+TEST(Page, CarriesResultsOnClrsText) {
+  const Json data = page_data({{"run", results::clrs_example()}}, {});
+  EXPECT_EQ(Json::parse(data_in(html_page(data))).dump(), data.dump());
+  EXPECT_EQ(data.at("runs").at(0).at("results").at("kind"), "clrs");
+}
+
 TEST(Page, LetsNoNameOut) {
   const Json data = page_data({{"</script><!--\xe2\x80\xa8&@data@", results::example()}}, {});
   const std::string text = data_in(html_page(data));

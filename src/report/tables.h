@@ -12,6 +12,7 @@ namespace whet::report {
 // Markdown, aligned so that it also reads well on a terminal.
 std::string markdown_tables(const results::Reproduction& results);
 std::string markdown_tables(const results::Probe& probe);
+std::string markdown_tables(const results::Clrs& clrs);
 
 // One line per head, size and rule: seed,items,sets,rule,accuracy,beta,sharpened,entropy,peak.
 std::string csv_table(const results::Reproduction& results);

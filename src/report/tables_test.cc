@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <string>
 
 #include "report/table.h"
@@ -159,6 +161,38 @@ TEST(ProbeTables, HaveTheSteepestOfAClassFirst) {
     EXPECT_NE(next, text.npos) << head << "\nis out of order in\n" << text;
     at = std::min(next, text.size());
   }
+}
+
+TEST(ClrsTables, SayWhatResultsSay) {
+  const std::string text = markdown_tables(results::clrs_example());
+  for (const char* part : {"## CLRS-Text: 4 runs on 1 algorithm\n",
+                           "## insertion_sort with hints: exact matches by size\n\n"
+                           "|                           size |   8* |   16 |\n"
+                           "|-------------------------------:|-----:|-----:|\n"
+                           "|                        softmax | 50.0 | 50.0 |\n"
+                           "|                          paper | 75.0 | 75.0 |\n"
+                           "| softmax, log-length:32 at test | 25.0 |    - |\n"
+                           "|               another's answer |  0.0 |  0.0 |\n"
+                           "|                 copy the input |  6.2 |  6.2 |\n",
+                           "|   16 |       10 |                          paper |    2 | 75.0 [62.5, 87.5] |  "
+                           " 75.0 |   87.5 |     "
+                           "25.0 [12.5, 37.5] | 0.01 |                    0.0 | - |\n"}) {
+    EXPECT_NE(text.find(part), text.npos) << part << "\nis not in\n" << text;
+  }
+}
+
+// The first and the last size are among those of the short table.
+TEST(ClrsTables, ShowTwelveSizesAtAGlance) {
+  results::Clrs clrs = results::clrs_example();
+  const results::ClrsSize one = clrs.tasks[0].sizes[0];
+  clrs.tasks[0].sizes.assign(61, one);
+  for (std::int64_t i = 0; i < 61; ++i) clrs.tasks[0].sizes[static_cast<std::size_t>(i)].size = 4 + i;
+  const std::string text = markdown_tables(clrs);
+  const std::size_t head = text.find("size |");
+  const std::string line = text.substr(head, text.find('\n', head) - head);
+  EXPECT_EQ(std::ranges::count(line, '|'), 13);
+  EXPECT_NE(line.find("4* |"), line.npos);
+  EXPECT_NE(line.find("64 |"), line.npos);
 }
 
 }  // namespace

@@ -18,8 +18,9 @@ NamedResults load_results(const std::string& path) {
   const bool folder = std::filesystem::is_directory(path, ignored);
   const std::string file = folder ? (std::filesystem::path(path) / "results.json").string() : path;
   if (folder && !std::filesystem::exists(file, ignored)) {
-    throw FileError(path,
-                    "holds no results.json; 'whet reproduce', 'whet eval --out' and 'whet probe' make one");
+    throw FileError(
+        path,
+        "holds no results.json; 'whet reproduce', 'whet eval --out', 'whet probe' and 'whet clrs' make one");
   }
   const nlohmann::ordered_json json = files::read_json(file);
   try {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <span>
 
+#include "results/checks.h"
 #include "results/json_fields.h"
 
 namespace whet::results {
@@ -281,6 +282,74 @@ void fields(Is<Probe> auto& probe, const Visit& visit) {
 }
 
 template <typename Visit>
+void fields(Is<ClrsRun> auto& run, const Visit& visit) {
+  visit("name", run.name);
+  visit("variant", run.variant);
+  visit("seed", run.seed);
+  visit("step", run.step);
+  visit("parameters", run.parameters);
+  visit("recipe", run.recipe);
+  visit("metrics", run.metrics);
+}
+
+template <typename Visit>
+void fields(Is<ClrsShares> auto& shares, const Visit& visit) {
+  visit("exact", shares.exact);
+  visit("tokens", shares.tokens);
+}
+
+template <typename Visit>
+void fields(Is<ShareEstimate> auto& share, const Visit& visit) {
+  visit("mean", share.mean);
+  visit("low", share.low);
+  visit("high", share.high);
+}
+
+template <typename Visit>
+void fields(Is<ClrsDifferences> auto& differences, const Visit& visit) {
+  visit("exact", differences.exact);
+  visit("tokens", differences.tokens);
+}
+
+template <typename Visit>
+void fields(Is<ClrsVariant> auto& variant, const Visit& visit) {
+  visit("variant", variant.variant);
+  visit("setting", variant.setting);
+  visit("runs", variant.runs);
+  visit("exact", variant.exact);
+  visit("tokens", variant.tokens);
+  visit("forced", variant.forced);
+  visit("errors", variant.errors);
+  visit("entropy", variant.entropy);
+  visit("sharp_entropy", variant.sharp_entropy);
+  visit("against_softmax", variant.against_softmax);
+}
+
+template <typename Visit>
+void fields(Is<ClrsSize> auto& size, const Visit& visit) {
+  visit("size", size.size);
+  visit("problems", size.problems);
+  visit("chance", size.chance);
+  visit("copy", size.copy);
+  visit("variants", size.variants);
+}
+
+template <typename Visit>
+void fields(Is<ClrsTask> auto& task, const Visit& visit) {
+  visit("algorithm", task.algorithm);
+  visit("hints", task.hints);
+  visit("trained_sizes", task.trained_sizes);
+  visit("sizes", task.sizes);
+}
+
+template <typename Visit>
+void fields(Is<Clrs> auto& clrs, const Visit& visit) {
+  visit("provenance", clrs.provenance);
+  visit("runs", clrs.runs);
+  visit("tasks", clrs.tasks);
+}
+
+template <typename Visit>
 void fields(Is<HeadResults> auto& head, const Visit& visit) {
   visit("model", head.model);
   visit("fit_scatter", head.fit_scatter);
@@ -323,16 +392,6 @@ Reproduction read_reproduction(const Json& json) {
 
 // ---- a probe: shapes that agree, so that no reader has to check an index
 
-std::string at(const char* list, std::size_t i) { return std::string(list) + "[" + std::to_string(i) + "]"; }
-
-void require(bool holds, const std::string& path, const std::string& problem) {
-  if (!holds) throw Error(path + ": " + problem);
-}
-
-void require_finite(double value, const std::string& path) {
-  require(std::isfinite(value), path, "is null, must be a number");
-}
-
 void require_one_of(const std::string& text, std::span<const std::string_view> allowed,
                     const std::string& path) {
   if (std::ranges::find(allowed, text) != allowed.end()) return;
@@ -353,7 +412,7 @@ struct GridCheck {
   void check(const HeadGrid& grid, const std::string& where) const {
     check_size(grid.size(), model.layers, where, "layers");
     for (std::size_t i = 0; i < grid.size(); ++i)
-      check_size(grid[i].size(), model.heads, at(where.c_str(), i), "heads");
+      check_size(grid[i].size(), model.heads, at(where, i), "heads");
   }
   static void check_size(std::size_t size, std::int64_t expected, const std::string& where, const char* of) {
     require(std::cmp_equal(size, expected), where,
@@ -422,6 +481,12 @@ Probe read_probe(const Json& json) {
   return results;
 }
 
+Clrs read_clrs(const Json& json) {
+  Clrs results = read_kind<Clrs>(json);
+  check_clrs(results);
+  return results;
+}
+
 }  // namespace
 
 std::string kind_of(const Results& results) {
@@ -447,8 +512,9 @@ Results results_from_json(const Json& json) {
   if (kind == Reproduction::kKind) return read_reproduction(json);
   if (kind == Benchmark::kKind) return read_kind<Benchmark>(json);
   if (kind == Probe::kKind) return read_probe(json);
+  if (kind == Clrs::kKind) return read_clrs(json);
   throw Error("kind: is " + kind.dump() + ", this whet knows " + Reproduction::kKind + ", " +
-              Benchmark::kKind + " and " + Probe::kKind + "; use a newer whet");
+              Benchmark::kKind + ", " + Probe::kKind + " and " + Clrs::kKind + "; use a newer whet");
 }
 
 Json to_json(const HeadResults& head) { return write(head); }

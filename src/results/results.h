@@ -308,9 +308,82 @@ struct Probe {
   std::optional<std::string> verdict{};
 };
 
+// ---- kind "clrs": written by whet.clrs, decoders on CLRS-Text at sizes they never saw
+
+struct ClrsRun {
+  std::string name{};     // of its folder
+  std::string variant{};  // what it was trained with
+  std::uint64_t seed = 0;
+  std::int64_t step = 0;  // done
+  std::int64_t parameters = 0;
+  nlohmann::ordered_json recipe{};
+  std::vector<std::tuple<std::int64_t, double, double>> metrics{};  // step, loss, accuracy of tokens
+};
+
+struct ClrsShares {
+  double exact = 0;   // of problems
+  double tokens = 0;  // of their answers' tokens
+};
+
+// A share with its 95 % interval.
+struct ShareEstimate {
+  double mean = 0;
+  double low = 0;
+  double high = 0;
+};
+
+struct ClrsDifferences {
+  Difference exact{};
+  Difference tokens{};
+};
+
+// Runs that differ in their seed, under one setting.
+struct ClrsVariant {
+  std::string variant{};
+  std::string setting{};  // kAsTrained, or what took its place at test
+  std::int64_t runs = 0;
+  ShareEstimate exact{};
+  ShareEstimate tokens{};
+  double forced = 0;                                   // share of tokens that are right after the right ones
+  std::vector<double> errors{};                        // share of wrong tokens by place in the answer
+  std::optional<std::vector<double>> entropy{};        // of each layer, at beta = 1
+  std::optional<std::vector<double>> sharp_entropy{};  // with rule or normalizer
+  std::optional<ClrsDifferences> against_softmax{};    // not of softmax as trained
+};
+
+inline constexpr std::string_view kAsTrained = "as trained";
+
+struct ClrsSize {
+  std::int64_t size = 0;
+  std::int64_t problems = 0;
+  ClrsShares chance{};  // the answer of another problem
+  ClrsShares copy{};    // the question's first list
+  std::vector<ClrsVariant> variants{};
+};
+
+struct ClrsTask {
+  std::string algorithm{};
+  bool hints = false;
+  std::vector<std::int64_t> trained_sizes{};
+  std::vector<ClrsSize> sizes{};  // ascending
+};
+
+// Longer lists are refused: no page could show them.
+inline constexpr std::size_t kMostClrsRuns = 10'000, kMostClrsTasks = 100, kMostClrsSizes = 10'000,
+                             kMostClrsVariants = 1'000, kMostClrsPlaces = 64, kMostClrsLayers = 1'000,
+                             kMostClrsMetrics = 1'000'000;
+inline constexpr std::int64_t kLargestClrsSize = 1'000'000'000;
+
+struct Clrs {
+  static constexpr const char* kKind = "clrs";
+  Provenance provenance{};
+  std::vector<ClrsRun> runs{};    // at least one
+  std::vector<ClrsTask> tasks{};  // at least one, each of another algorithm
+};
+
 // ---- what stands in a file
 
-using Results = std::variant<Reproduction, Benchmark, Probe>;
+using Results = std::variant<Reproduction, Benchmark, Probe, Clrs>;
 
 std::string kind_of(const Results& results);
 

@@ -26,7 +26,7 @@ std::string error_of(const Json& json) {
 }
 
 std::vector<Results> one_of_each_kind() {
-  return {example(), benchmark_example(), probe_example(), advised_probe_example()};
+  return {example(), benchmark_example(), probe_example(), advised_probe_example(), clrs_example()};
 }
 
 TEST(Results, ComeBackFromJson) {
@@ -112,8 +112,9 @@ TEST(Results, NameTheFieldThatIsWrong) {
 TEST(Results, OfAnotherKindOrVersionAreRefusedByName) {
   Json json = to_json(example());
   json["kind"] = "weather";
-  EXPECT_EQ(error_of(json),
-            "kind: is \"weather\", this whet knows reproduction, benchmark and probe; use a newer whet");
+  EXPECT_EQ(
+      error_of(json),
+      "kind: is \"weather\", this whet knows reproduction, benchmark, probe and clrs; use a newer whet");
   json["version"] = kVersion + 1;
   EXPECT_EQ(error_of(json),
             "version: is 2, this whet reads version 1; use the whet that wrote it, or a newer one");
@@ -193,6 +194,76 @@ TEST(Probe, HasNullForWhatOneLengthOrPromptDoesNotGive) {
   const auto back = std::get<Probe>(results_from_json(json));
   EXPECT_TRUE(std::isnan(back.heads[0].slope) && std::isnan(back.lengths[0].statistics.first.error[0][0]));
   EXPECT_FALSE(back.model.context || back.settings || back.verdict);
+}
+
+TEST(Clrs, NamesTheFieldThatIsMissing) {
+  const Json whole = to_json(clrs_example());
+  for (const auto& [path, name] : std::vector<std::pair<std::string, std::string>>{
+           {"/runs", "runs"},
+           {"/runs/1/metrics", "runs[1].metrics"},
+           {"/tasks/0/hints", "tasks[0].hints"},
+           {"/tasks/0/sizes/1/copy/tokens", "tasks[0].sizes[1].copy.tokens"},
+           {"/tasks/0/sizes/0/variants/2/setting", "tasks[0].sizes[0].variants[2].setting"},
+           {"/tasks/0/sizes/0/variants/0/exact/low", "tasks[0].sizes[0].variants[0].exact.low"},
+           {"/tasks/0/sizes/1/variants/1/against_softmax/exact/p",
+            "tasks[0].sizes[1].variants[1].against_softmax.exact.p"}}) {
+    Json json = whole;
+    const Json::json_pointer pointer(path);
+    json.at(pointer.parent_pointer()).erase(pointer.back());
+    EXPECT_EQ(error_of(json), name + ": is missing");
+  }
+}
+
+TEST(Clrs, NamesTheFieldThatIsWrong) {
+  const Json whole = to_json(clrs_example());
+  for (const auto& [path, value, error] : std::vector<std::tuple<std::string, std::string, std::string>>{
+           {"/runs", "[]", "runs: is empty, must hold at least one run"},
+           {"/runs/0/recipe", "[]", "runs[0].recipe: is a list, must be an object"},
+           {"/runs/0/metrics/1", "[1]", "runs[0].metrics[1]: is a list, must be a list of 3 numbers"},
+           {"/tasks", "[]", "tasks: is empty, must hold at least one algorithm"},
+           {"/tasks/0/hints", "1", "tasks[0].hints: is 1, must be true or false"},
+           {"/tasks/0/trained_sizes", "[]", "tasks[0].trained_sizes: is empty, must hold at least one size"},
+           {"/tasks/0/trained_sizes/1", "0", "tasks[0].trained_sizes[1]: is 0, must be 1 to 1000000000"},
+           {"/tasks/0/sizes", "[]", "tasks[0].sizes: is empty, must hold at least one size"},
+           {"/tasks/0/sizes/0/size", "9000000000",
+            "tasks[0].sizes[0].size: is 9000000000, must be 1 to 1000000000"},
+           {"/tasks/0/sizes/1/size", "8", "tasks[0].sizes[1].size: must be more than the size before"},
+           {"/tasks/0/sizes/0/problems", "0", "tasks[0].sizes[0].problems: is 0, must be 1 or more"},
+           {"/tasks/0/sizes/0/chance/exact", "2", "tasks[0].sizes[0].chance.exact: is 2.0, must be 0 to 1"},
+           {"/tasks/0/sizes/0/copy/tokens", "null",
+            "tasks[0].sizes[0].copy.tokens: is null, must be a number"},
+           {"/tasks/0/sizes/0/variants", "[]",
+            "tasks[0].sizes[0].variants: is empty, must hold at least one variant"},
+           {"/tasks/0/sizes/1/variants/1/variant", "\"softmax\"",
+            "tasks[0].sizes[1].variants[1]: is \"softmax\", \"as trained\" once more, must be another "
+            "variant "
+            "or setting"},
+           {"/tasks/0/sizes/1/variants/1/runs", "0",
+            "tasks[0].sizes[1].variants[1].runs: is 0, must be 1 or more"},
+           {"/tasks/0/sizes/1/variants/1/exact/mean", "-0.5",
+            "tasks[0].sizes[1].variants[1].exact.mean: is -0.5, must be 0 to 1"},
+           {"/tasks/0/sizes/1/variants/1/errors", "[]",
+            "tasks[0].sizes[1].variants[1].errors: is empty, must hold at least one place"},
+           {"/tasks/0/sizes/1/variants/1/errors/1", "null",
+            "tasks[0].sizes[1].variants[1].errors[1]: is null, must be a number"},
+           {"/tasks/0/sizes/1/variants/1/sharp_entropy", "[1]",
+            "tasks[0].sizes[1].variants[1].sharp_entropy: must have the layers of entropy"}}) {
+    Json json = whole;
+    json[Json::json_pointer(path)] = Json::parse(value);
+    EXPECT_EQ(error_of(json), error);
+  }
+}
+
+TEST(Clrs, HasEndsToItsLists) {
+  Json json = to_json(clrs_example());
+  json["tasks"][0]["sizes"][0]["variants"][0]["errors"] = std::vector<double>(65);
+  EXPECT_EQ(error_of(json), "tasks[0].sizes[0].variants[0].errors: has 65 entries, may have 64");
+  json = to_json(clrs_example());
+  json["tasks"][0]["trained_sizes"] = std::vector<int>(10001, 4);
+  EXPECT_EQ(error_of(json), "tasks[0].trained_sizes: has 10001 entries, may have 10000");
+  json = to_json(clrs_example());
+  json["tasks"].push_back(json["tasks"][0]);
+  EXPECT_EQ(error_of(json), "tasks[1].algorithm: is \"insertion_sort\" once more, must be another");
 }
 
 }  // namespace

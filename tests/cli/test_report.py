@@ -15,6 +15,7 @@ from command import WHET, names, ok, refused, run
 
 sys.path[:0] = [str(Path(__file__).resolve().parents[2] / folder) for folder in ("bench", "tests")]
 import report as bench
+from clrs_results import clrs_results
 from probe_results import probe_results
 
 
@@ -230,7 +231,7 @@ def changed(**fields):
     (changed(version=2), "x.json: version: is 2, this whet reads version 1; use the whet that wrote it, or a newer one"),
     (changed(version=0), "version: is 0, this whet reads version 1"),
     (changed(version="1"), "version: is missing or not a whole number"),
-    (changed(kind="weather"), 'kind: is "weather", this whet knows reproduction, benchmark and probe; use a newer whet'),
+    (changed(kind="weather"), 'kind: is "weather", this whet knows reproduction, benchmark, probe and clrs; use a newer whet'),
     (changed(provenance=None), "provenance: is missing"),
     (changed(summary=None), "summary: is missing"),
     (changed(summary=[{"items": 3}]), "summary[0].sets: is missing"),
@@ -289,6 +290,50 @@ def test_probes_are_not_compared(here):
 ])
 def test_probes_whose_parts_disagree_are_refused(here, change, saying):
     results = probe_results()
+    change(results)
+    (here / "x.json").write_text(json.dumps(results))
+    for options in ([], ["--format", "md"]):
+        refused(1, "report", "x.json", *options, saying=saying)
+    assert names(here) == ["x.json"]
+
+
+# ---- CLRS-Text
+
+
+def test_results_on_clrs_text_have_tables_and_a_page(here):
+    results = clrs_results(("insertion_sort", "minimum"))
+    (here / "results.json").write_text(json.dumps(results))
+    assert ok("report", ".") == "Open ./report.html in a browser.\n"
+    assert data_of(here / "report.html")["runs"][0]["results"] == results
+    assert json.loads(ok("report", ".", "--format", "json"))["runs"][0]["results"] == results
+    text = ok("report", "results.json", "--format", "md")
+    assert "12 runs on 2 algorithms" in text and "## minimum: exact matches by size" in text
+    lines = [line.split("|") for line in text.splitlines()]
+    short = [cells[1].strip() for cells in lines if len(cells) == 1 + 13 + 1]  # twelve sizes
+    assert short[2:10] == ["softmax", "softmax, paper at test", "softmax, log-length:32 at test", "paper", "paper (train only)", "learned log-power",
+                     "another's answer", "copy the input"]
+    row = next(cells for cells in lines if len(cells) == 1 + 11 + 1 and [cells[1].strip(), cells[3].strip()] == ["64", "paper"])
+    one = next(one for one in results["tasks"][0]["sizes"][-1]["variants"] if one["variant"] == "paper")
+    assert row[5].strip().startswith(f"{100 * one['exact']['mean']:.1f} [")
+    assert row[8].strip().startswith(f"{100 * one['against_softmax']['exact']['difference']:.1f} [")
+
+
+def test_results_on_clrs_text_are_not_compared(here):
+    for name in ("a", "b"):
+        (here / f"{name}.json").write_text(json.dumps(clrs_results(("minimum",), seeds=1)))
+    for options in ([], ["--format", "md"]):
+        refused(2, "report", "a.json", "b.json", *options, saying="DIR: has 2 results on CLRS-Text; name one, or have 'whet clrs report' compare")
+
+
+@pytest.mark.parametrize("change, saying", [
+    (lambda r: r["runs"].clear(), "x.json: runs: is empty, must hold at least one run"),
+    (lambda r: r["tasks"][0]["sizes"].reverse(), "tasks[0].sizes[1].size: must be more than the size before"),
+    (lambda r: r["tasks"][0]["sizes"][3]["variants"][0]["exact"].update(mean=1.5), "tasks[0].sizes[3].variants[0].exact.mean: is 1.5, must be 0 to 1"),
+    (lambda r: r["tasks"][0]["sizes"][0]["variants"][0]["errors"].extend([0.5] * 64), "tasks[0].sizes[0].variants[0].errors: has 69 entries, may have 64"),
+    (lambda r: r["tasks"][0]["sizes"][0].update(size=2**62), "must be 1 to 1000000000"),
+])
+def test_results_on_clrs_text_whose_parts_disagree_are_refused(here, change, saying):
+    results = clrs_results(("minimum",))
     change(results)
     (here / "x.json").write_text(json.dumps(results))
     for options in ([], ["--format", "md"]):

@@ -21,6 +21,9 @@ RULES = [
 HEADS = json.dumps({"mean": [[0.5]], "error": [[None]]})
 STATISTICS = ("entropy", "relative_entropy", "peak", "first", "spread", "beta", "sharp_entropy", "sharp_peak")
 
+SHARE = json.dumps({"mean": 0.5, "low": 0.25, "high": None})
+TEST = json.dumps({"difference": 0.5, "low": -0.5, "high": 1, "p": None})
+
 JSON = [
     '{"format": "whet run 1", "recipe": {"seed": 0, "items": [5, 16], "rate": 1e-3, "rule": "none"}}',
     '{"schema": "whet results", "version": 1, "kind": "benchmark", "provenance": {"command": "make bench", "whet": "0.1.0", '
@@ -32,6 +35,12 @@ JSON = [
     '"rule": "paper", "horizon_weight": 0.5, "thresholds": {"sink": 0.5, "uniform": 0.9, "dispersing": 0.2}, "lengths": '
     '[{"tokens": 8.5, "prompts": 1, "statistics": {' + ", ".join(f'"{name}": {HEADS}' for name in STATISTICS) + "}}], "
     '"heads": [{"layer": 0, "head": 0, "class": "sink", "slope": null, "low": null, "high": null, "horizon": 12}]}',
+    '{"schema": "whet results", "version": 1, "kind": "clrs", "provenance": {"command": "whet-clrs", "whet": "0.1.0", '
+    '"machine": "a", "target": "AVX2", "threads": 2}, "runs": [{"name": "a", "variant": "b", "seed": 0, "step": 1, "parameters": 2, '
+    '"recipe": {}, "metrics": [[1, 0.5, 0.5]]}], "tasks": [{"algorithm": "c", "hints": false, "trained_sizes": [4], "sizes": '
+    '[{"size": 4, "problems": 1, "chance": {"exact": 0, "tokens": 0}, "copy": {"exact": 0, "tokens": 0}, "variants": [{"variant": "b", '
+    f'"setting": "as trained", "runs": 1, "exact": {SHARE}, "tokens": {SHARE}, "forced": 1, "errors": [0.5], "entropy": [1], '
+    f'"sharp_entropy": [0.5], "against_softmax": {{"exact": {TEST}, "tokens": {TEST}}}}}]}}]}}]}}',
     '[null, true, -1, 18446744073709551615, 1.5e-300, "\\ud83d\\ude00\\n\u00e9"]', "3", "", '{"a": 1, "a": 2}', "1e999",
     "[" * 32 + "]" * 32, "[" * 33 + "]" * 33, "[1]\0", "[1] 2", '{"a": [',
 ]
