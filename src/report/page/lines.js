@@ -4,8 +4,9 @@ const MARGIN = { left: 46, right: 14, bottom: 42 };
 const LEGEND_ROW = 20;
 
 // spec of addFigure, and
-//   x, y: {label, log, ticks?, domain?, format}
-//   series(): [{name, points: [{x, y, deviation?, low?, high?}], look, thin?, band?, unlisted?, continues?}]
+//   x, y: {label, log, ticks?, domain?, format}; y.value(point): what hovering says in place of y.format(y)
+//   series(): [{name, points: [{x, y, deviation?, low?, high?, solid?}], look, thin?, dashed?, band?, unlisted?, continues?, solid?}]
+//     thin ones are dashed if they say so; of solid ones, the points that are solid are marked, filled, and no others
 //   legend(series): what the legend lists instead of the series; targets: in place of lineTargets
 //   dots(): points of a scatter below the curves
 function addLines(parent, spec) {
@@ -158,9 +159,13 @@ function drawCurve(svg, series, x, y) {
     .attr("class", curveClass(series))
     .attr("data-name", series.name)
     .style("stroke", `var(${colour})`)
-    .attr("stroke-dasharray", series.thin ? null : dash)
+    .attr("stroke-dasharray", series.thin && !series.dashed ? null : dash)
     .attr("d", line(drawn));
   const alone = drawn.length === 1; // no line to see
+  if (series.solid && !alone) {
+    drawSolid(svg, series.look, drawn.filter((p) => p.solid), x, y);
+    return;
+  }
   if (!alone && (!symbol || series.thin || series.smooth || drawn.length > 40)) return;
   svg
     .append("g")
@@ -171,6 +176,19 @@ function drawCurve(svg, series, x, y) {
     .style("stroke", `var(${colour})`)
     .attr("d", d3.symbol().type(symbol ?? d3.symbolCircle).size(38))
     .attr("transform", (p) => `translate(${x(p.x)},${y(p.y)})`);
+}
+
+function drawSolid(svg, { colour }, points, x, y) {
+  svg
+    .append("g")
+    .selectAll("circle")
+    .data(points)
+    .join("circle")
+    .attr("class", "solid")
+    .style("fill", `var(${colour})`)
+    .attr("r", 4)
+    .attr("cx", (p) => x(p.x))
+    .attr("cy", (p) => y(p.y));
 }
 
 // Rows of samples and names; returns its height.
@@ -225,7 +243,7 @@ function lineTargets(spec, series, x, y, { top, bottom }) {
       .sort((a, b) => b.p.y - a.p.y)
       .map(({ s, p }) => ({
         name: s.name,
-        value: format(p.y) + (isNumber(p.deviation) ? ` ±${format(p.deviation)}` : ""),
+        value: spec.y.value?.(p) ?? format(p.y) + (isNumber(p.deviation) ? ` ±${format(p.deviation)}` : ""),
         colour: s.look.colour,
       })),
   }));

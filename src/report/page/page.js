@@ -99,7 +99,7 @@ function drawReproductions(data) {
   });
 }
 
-const KINDS = { reproduction: drawReproductions, benchmark: drawBenchmarks, probe: drawProbe };
+const KINDS = { reproduction: drawReproductions, benchmark: drawBenchmarks, probe: drawProbe, clrs: drawClrs };
 
 function drawPage() {
   const data = JSON.parse(document.getElementById("data").textContent);
