@@ -60,6 +60,7 @@ std::vector<const ClrsSize*> spread(const std::vector<ClrsSize>& sizes) {
   constexpr std::size_t kMost = 12;
   const std::size_t shown = std::min(kMost, sizes.size());
   std::vector<const ClrsSize*> some;
+  some.reserve(shown);
   for (std::size_t i = 0; i < shown; ++i)
     some.push_back(&sizes[shown == 1 ? 0 : i * (sizes.size() - 1) / (shown - 1)]);
   return some;
@@ -128,9 +129,10 @@ std::string markdown_tables(const Clrs& clrs) {
       "\n\nShares in percent. Trained sizes have a star; intervals are at 95 %, over runs, or over "
       "problems if there is one run; p of the paired test.\n";
   for (const ClrsTask& task : clrs.tasks) {
-    const std::string name = files::escaped(task.algorithm) + (task.hints ? " with hints" : "");
-    text += "\n## " + name + ": exact matches by size\n\n" + glance(task) + "\n## " + name +
-            ": every size and variant\n\n" + whole(task);
+    std::string name = files::escaped(task.algorithm);
+    if (task.hints) name += " with hints";
+    text += "\n## " + name + ": exact matches by size\n\n" + glance(task);
+    text += "\n## " + name + ": every size and variant\n\n" + whole(task);
   }
   return text;
 }
