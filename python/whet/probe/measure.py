@@ -45,6 +45,12 @@ class Store:
         make_folder(folder / PIECES)
         known = read_json(folder / CONFIG)
         if known is None:
+            other = read_json(folder / "results.json")
+            if isinstance(other, dict) and other.get("kind") != "probe":
+                raise ProbeError(f"{folder}: holds results of another kind; give another --out")
+            if any((folder / PIECES).glob("*.json")):
+                raise ProbeError(f"{folder}: holds prompts of a probe whose {CONFIG} is lost; give another --out, or remove "
+                                 "the folder")
             write_json(folder / CONFIG, config)
         elif known != config:
             self._refuse(known, config)

@@ -148,8 +148,14 @@ def _converted(path: Path, say: Callable[[str], None]) -> Path:
     folder = cache / "whet" / "models" / f"{path.stem}-{key}"
     if not folder.is_dir():
         gguf.read_header(path)  # before anything slow is announced
+        from safetensors import SafetensorError
+
         say(f"converting {path.name} once, into {folder}")
-        gguf.convert(path, folder)
+        try:
+            gguf.convert(path, folder)
+        except (OSError, SafetensorError) as error:
+            raise ProbeError(f"{folder}: can't be written ({one_line(error, 80)}); make room, or set XDG_CACHE_HOME to "
+                             "another folder") from None
     return folder
 
 
@@ -158,10 +164,13 @@ def _model(where: str, name: str, dtype: str, download: bool) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        config = AutoConfig.from_pretrained(where, local_files_only=not download)
+        config = AutoConfig.from_pretrained(where, local_files_only=not download, trust_remote_code=False)
+        if not getattr(config.get_text_config(), "num_attention_heads", None):
+            raise ProbeError(f"{name}: has no attention heads; give a language model with attention")
         _check_layers(where, name, config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(where, config=config, dtype=getattr(torch, dtype),
-                                                           local_files_only=not download, output_loading_info=True)
+                                                           local_files_only=not download, output_loading_info=True,
+                                                           trust_remote_code=False)
     except ProbeError:
         raise
     except MemoryError:
@@ -201,7 +210,7 @@ def _tokenizer(where: str, name: str, download: bool) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=not download)
+        tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=not download, trust_remote_code=False)
         if len(tokenizer("a b").input_ids) == 0:
             raise ValueError("it gives no tokens")
         return tokenizer

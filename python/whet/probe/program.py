@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shlex
 import sys
@@ -19,6 +20,8 @@ def run(name: str, body: Callable[[Sequence[str]], None], arguments: Sequence[st
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     os.environ.setdefault("TQDM_DISABLE", "1")  # libraries keep their bars to themselves
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a terminal without β shouldn't cost the work
     try:
         body(sys.argv[1:] if arguments is None else arguments)
         sys.stdout.flush()
@@ -29,6 +32,9 @@ def run(name: str, body: Callable[[Sequence[str]], None], arguments: Sequence[st
     except BrokenPipeError:  # whoever read the output has enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    except OSError as error:
+        what = f"{error.filename or 'output'}: {error.strerror or error}"
+        sys.exit(_said(name, f"{what}; the same line again goes on from here", 1))
 
 
 def _said(name: str, text: str, code: int) -> int:

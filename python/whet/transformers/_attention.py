@@ -20,9 +20,9 @@ ATTRIBUTE = "_whet"  # of an attention module: its Layer
 # Arguments that models hand to every attention function and that change nothing here: positions are in query and key,
 # windows in the mask, and the rest is about other outputs of the model or its loss.
 _WITHOUT_EFFECT = frozenset({
-    "cache_position", "head_mask", "max_length_k", "max_length_q", "num_items_in_batch", "output_attentions",
-    "output_hidden_states", "output_router_logits", "past_key_values", "position_embeddings", "position_ids",
-    "return_dict", "sliding_window", "token_type_ids", "use_cache",
+    "cache_position", "deterministic", "head_mask", "max_length_k", "max_length_q", "num_items_in_batch",
+    "output_attentions", "output_hidden_states", "output_router_logits", "past_key_values", "position_embeddings",
+    "position_ids", "return_dict", "sliding_window", "token_type_ids", "use_cache",
 })
 
 
@@ -54,6 +54,7 @@ class Call:
         self.query, self.key, self.value, self.mask, self.causal = query, key, value, mask, causal
         self.scale, self.softcap, self.sinks, self.dropout, self.starts = scale, softcap, sinks, dropout, starts
         self.normalizer = layer.normalizer
+        self.heads = None if layer.normalizer == "softmax" else layer.heads  # that it is for
         self.query_scale = None if layer.query_scale is None else layer.query_scale[layer.index][:, None]
 
     def attend(self, layer: Layer, return_stats: bool) -> tuple[Tensor, Any]:

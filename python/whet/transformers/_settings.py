@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 
 import whet
 from whet.rules import RuleLike
-from whet.torch.normalizers import NormalizerLike
+from whet.torch.normalizers import Entmax, NormalizerLike
 from whet.transformers._attention import ATTRIBUTE, NAME, Layer
 
 RulesLike = RuleLike | Sequence[RuleLike] | Mapping[int, RuleLike | Sequence[RuleLike]] | os.PathLike[str]
@@ -63,6 +63,8 @@ def enable(model: PreTrainedModel, rule: RulesLike = None, normalizer: Normalize
     rules = _rules_by_layer(rule, sorted({index for index, _ in found}), count)
     _check_name(normalizer)
     if query_scale is not None:
+        if not isinstance(query_scale, Tensor):
+            raise TypeError(f"query_scale: is a {type(query_scale).__name__}, must be a tensor (layers, heads)")
         wanted = (max(index for index, _ in found) + 1, count)
         if tuple(query_scale.shape) != wanted:
             raise ValueError(f"query_scale: its shape is {tuple(query_scale.shape)}, must be (layers, heads), {wanted}")
@@ -217,6 +219,8 @@ def _check_name(normalizer: NormalizerLike) -> None:
     """By using it: a wrong name is to be seen before the model runs."""
     if isinstance(normalizer, str):
         whet.softmax([0.0, 0.0], normalizer=normalizer)
+    elif not isinstance(normalizer, Entmax):
+        raise TypeError(f"normalizer: is a {type(normalizer).__name__}, must be a name or a whet.torch.Entmax")
 
 
 def _rules_by_layer(rule: RulesLike, layers: list[int], heads: int) -> dict[int, RuleLike | list[RuleLike]]:

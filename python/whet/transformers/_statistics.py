@@ -235,12 +235,13 @@ class _Known(NamedTuple):
     seen: Tensor | None  # whether a row sees that key; None: all do
     sinks: bool
     normalizer: Any
+    heads: list[int] | None  # that it is for, the others have softmax; None: all
 
     def goes_with(self, other: _Known) -> bool:
         """Whether both can be joined along N."""
         return (self.logit.shape[:2] == other.logit.shape[:2] and (self.sharp is None) == (other.sharp is None)
                 and (self.seen is None) == (other.seen is None) and self.sinks == other.sinks
-                and self.normalizer is other.normalizer)
+                and self.normalizer is other.normalizer and self.heads == other.heads)
 
 
 class _Pending:
@@ -254,6 +255,8 @@ class _Pending:
 
     def add(self, known: _Known) -> list[Tensor]:
         """FIELDS of what can't wait any longer."""
+        if known.logit.shape[-1] == 0:  # `rows` leaves none of this call
+            return []
         ready = [] if not self._calls or known.goes_with(self._calls[-1]) else self.settle()
         self._calls.append(known)
         self._rows += known.logit.shape[-1]
@@ -277,7 +280,7 @@ def _known(call: Call, stats: Stats, rows: slice, rule: RuleLike) -> _Known:
     kept = torch.stack(stats)[..., rows]
     sharp = None if rule is None else torch.stack(call.stats_under(rule, rows))
     logit, seen = _first_logit(call, rows)
-    return _Known(kept, sharp, logit, seen, call.sinks is not None, call.normalizer)
+    return _Known(kept, sharp, logit, seen, call.sinks is not None, call.normalizer, call.heads)
 
 
 def _fields(known: _Known) -> Tensor:
@@ -296,6 +299,10 @@ def _first(known: _Known, stats: Stats) -> Tensor:
     if known.sinks:  # which may be the largest logit of a row; peak is of the largest that has a key
         stats = stats._replace(max=stats.log_sum_exp + stats.peak.log())
     weight = _weight(known.logit, stats, known.normalizer)
+    if known.heads is not None:
+        plain = _weight(known.logit, stats, "softmax")
+        plain[:, known.heads] = weight[:, known.heads]
+        weight = plain
     return weight if known.seen is None else weight * known.seen
 
 
@@ -305,6 +312,8 @@ def _first_logit(call: Call, rows: slice) -> tuple[Tensor, Tensor | None]:
     batch = len(query)
     if mask is None:
         keys, seen, bias = key[:, :, 0], None, None
+        if call.starts:  # sequences packed one after the other: only the first has that key
+            seen = (torch.arange(call.query.shape[2])[rows] < call.starts["query_starts"][1])[None, None]
     else:
         visible = mask if mask.dtype == torch.bool else mask > -torch.inf
         index = visible.any(-2).any(1).to(torch.int8).argmax(-1)  # (B or 1)

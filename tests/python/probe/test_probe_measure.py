@@ -158,3 +158,18 @@ def test_positions_that_a_model_does_not_have(tmp_path):
     model = Loaded("gpt2", GPT2LMHeadModel(config).eval(), make_tokenizer())
     with pytest.raises(ProbeError, match="has positions for 100 tokens where a length of 128 is asked for"):
         probe(model, tmp_path)
+
+
+def test_a_folder_of_other_results(tmp_path):
+    (tmp_path / "results.json").write_text('{"kind": "reproduction"}')
+    with pytest.raises(ProbeError, match="holds results of another kind"):
+        Store(tmp_path, {}, (1, 1))
+    assert not (tmp_path / "probe.json").exists()
+
+
+def test_a_folder_whose_config_is_lost(tmp_path):
+    Store(tmp_path, {"seed": 0}, (1, 1))
+    (tmp_path / "prompts/64-0.json").write_text("{}")
+    (tmp_path / "probe.json").unlink()
+    with pytest.raises(ProbeError, match=r"probe.json is lost"):
+        Store(tmp_path, {"seed": 1}, (1, 1))

@@ -176,3 +176,22 @@ def test_no_matrix_of_all_pairs_is_kept():
     tracemalloc.stop()
     held = sum(call.numel() * call.element_size() for calls in stats._calls.values() for call in calls)
     assert held == LAYERS * HEADS * 4096 * len(whet.transformers.FIELDS) * 4
+
+
+@pytest.mark.parametrize("normalizer", ["entmax15", "sigmoid", "relu"])
+def test_the_first_key_in_heads_of_another_normalizer(normalizer):
+    model, ids = small_model("llama"), tokens()
+    with torch.no_grad():
+        with whet.transformers.collect(model) as plain:
+            model(ids)
+        with whet.transformers.enable(model, normalizer=normalizer, heads=[0]), whet.transformers.collect(model) as some:
+            model(ids)
+    np.testing.assert_allclose(some.first[0, :, 1:], plain.first[0, :, 1:], atol=1e-5)
+    assert np.isfinite(some.first).all() and not np.allclose(some.first[0, :, 0], plain.first[0, :, 0], atol=1e-3)
+
+
+def test_rows_that_no_call_has():
+    model, ids = small_model("llama"), tokens()
+    with whet.transformers.collect(model, rows=slice(100, None), summary=True) as stats, torch.no_grad():
+        model(ids)
+    assert (stats.rows == 0).all()

@@ -294,3 +294,11 @@ def test_models_it_can_not_have():
     fixed = transformers.GPTJModel(transformers.GPTJConfig(n_embd=32, n_layer=1, n_head=2, rotary_dim=8, vocab_size=99))
     with pytest.raises(ValueError, match="^model: GPTJModel doesn't take its attention from"):
         whet.transformers.collect(fixed)
+
+
+@pytest.mark.parametrize("keywords, name", [({"normalizer": 5}, "normalizer"), ({"query_scale": [[1.0]]}, "query_scale")])
+def test_what_is_of_a_wrong_type(keywords, name):
+    model = small_model("llama")
+    with pytest.raises(TypeError, match=name):
+        whet.transformers.enable(model, **keywords)
+    assert model.config._attn_implementation != "whet"
