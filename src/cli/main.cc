@@ -14,6 +14,7 @@
 #include <string>
 #include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
 #include "cli/commands.h"
@@ -98,7 +99,19 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return previous[b.size()];
 }
 
+// Programs of the Python package, and the extra of it that brings what they need.
+constexpr std::pair<std::string_view, std::string_view> kPythonPrograms[] = {
+    {"clrs", "clrs"}, {"probe", "probe"}, {"tune", "probe"}};
+
 int unknown_command(const CLI::App& app, const std::string& name) {
+  for (const auto& [program, extra] : kPythonPrograms) {
+    if (name == program) {
+      return report("whet",
+                    "whet " + name + " is part of the Python package: pip install 'whet[" + std::string(extra) +
+                        "]', and have its whet-" + name + " in PATH.",
+                    kFailure);
+    }
+  }
   std::string closest;
   std::size_t distance = 3;
   for (const std::string& command : command_names(app)) {

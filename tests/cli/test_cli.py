@@ -158,6 +158,11 @@ def test_dispatch_without_a_program(here):
     assert refused(2, "sofmax").endswith("See 'whet --help'. Did you mean 'softmax'?\n")
     assert refused(2, "inof").endswith("Did you mean 'info'?\n")
     refused(2, "", saying="'' is not a whet command")
+    nowhere = {**os.environ, "PATH": str(here)}
+    assert refused(1, "probe", env=nowhere) == ("whet: whet probe is part of the Python package: pip install 'whet[probe]', and "
+                                                "have its whet-probe in PATH.\n")
+    refused(1, "tune", env=nowhere, saying="'whet[probe]'")
+    refused(1, "clrs", "--help", env=nowhere, saying="'whet[clrs]'")
     (here / "whet-x").write_text("no program")
     refused(2, "../x", saying="not a whet command")
     refused(2, "a\nb\x1b[2J", saying="'a\\x0ab\\x1b[2J' is not")

@@ -85,18 +85,23 @@ def advise(loaded: Loaded, text: str, heads: Sequence[dict[str, Any]], shortest:
         seed: of the pass keys.
         progress: called with what is going on.
     """
-    length = piece_length(loaded, text, 4 * SLOPE_SHARE)
+    length = check_text(loaded, text)
     cut = pieces(loaded.tokenizer, text, length, MOST_PIECES)
     choosing, measuring = cut[::SLOPE_SHARE], [piece for i, piece in enumerate(cut) if i % SLOPE_SHARE]
     needles = _needles(loaded, length, seed)
     progress(f"slopes of the loss on {len(choosing)} pieces of {length} tokens")
-    chosen = settings(loaded, heads, shortest, slopes(loaded, choosing), length)
+    chosen = settings(loaded, heads, shortest, slopes(loaded, choosing))
     outcomes = []
     for i, setting in enumerate(chosen):
         progress(f"setting {i + 1} of {len(chosen)}: {setting.name}")
         outcomes.append(Outcome(setting.name, text_losses(loaded, measuring, setting.rules),
                                 recalled(loaded, needles, setting.rules)))
     return Advice(outcomes, len(needles), sum(len(piece) - 1 for piece in measuring))
+
+
+def check_text(loaded: Loaded, text: str) -> int:
+    """The tokens of a piece of a text to advise on. ProbeError if it is too short for that."""
+    return piece_length(loaded, text, 4 * SLOPE_SHARE)
 
 
 def piece_length(loaded: Loaded, text: str, least: int) -> int:
@@ -108,9 +113,9 @@ def piece_length(loaded: Loaded, text: str, least: int) -> int:
     return length
 
 
-def settings(loaded: Loaded, heads: Sequence[dict[str, Any]], shortest: dict[str, Any], slope: np.ndarray,
-             length: int) -> list[Setting]:
-    """What is compared; `slope` is that of the loss by piece, layer and head, `length` that of the pieces."""
+def settings(loaded: Loaded, heads: Sequence[dict[str, Any]], shortest: dict[str, Any],
+             slope: np.ndarray) -> list[Setting]:
+    """What is compared; `slope` is that of the loss by piece, layer and head."""
     layers = np.arange(loaded.layers)[:, None]
     dispersing = np.zeros((loaded.layers, loaded.heads), bool)
     for head in heads:
@@ -123,11 +128,11 @@ def settings(loaded: Loaded, heads: Sequence[dict[str, Any]], shortest: dict[str
             found.append(Setting(f"paper in layers {first} to {end - 1}", rules_of(loaded, "paper", where)))
     if dispersing.any():
         found.append(Setting(f"paper in {dispersing.sum()} dispersing heads", rules_of(loaded, "paper", dispersing)))
-    start = loaded.context if loaded.context and length > loaded.context else round(shortest["tokens"])
+    start = round(shortest["tokens"])
     found.append(Setting(f"log-length:{start}", rules_of(loaded, f"log-length:{start}")))
     entropy = np.maximum(np.nan_to_num(np.asarray(shortest["statistics"]["entropy"]["mean"], np.float64)), 0.01)
     held = np.array([[f"target-entropy:{value:.4g}" for value in row] for row in entropy], dtype=object)
-    found.append(Setting(f"target-entropy as at {round(shortest['tokens'])} tokens", held))
+    found.append(Setting(f"target-entropy as at {start} tokens", held))
     helpful = clearly(slope, -1)
     if helpful.any():
         found.append(Setting(f"paper in {helpful.sum()} heads by slope", rules_of(loaded, "paper", helpful)))
@@ -150,10 +155,10 @@ def table(found: dict[str, Any]) -> str:
 
 
 def _needles(loaded: Loaded, length: int, seed: int) -> list[Prompt]:
-    prompts = Prompts("needle", loaded.tokenizer, seed)
+    prompts = Prompts("needle", loaded.tokenizer, seed, most=loaded.most_tokens)
     # Short pieces come from short texts; the question for a pass key needs some room.
-    length = max(length, len(prompts.draw(PIECE_TOKENS, 0).answer) * 2 + 128)
-    return [prompts.draw(min(length, loaded.context or length), index) for index in range(NEEDLES)]
+    length = min(max(length, 192), loaded.context or PIECE_TOKENS)
+    return [prompts.draw(length, index) for index in range(NEEDLES)]
 
 
 def _exp(loss: float) -> float:

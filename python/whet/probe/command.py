@@ -8,7 +8,7 @@ from pathlib import Path
 
 import whet
 from whet.probe import files, models, program, report
-from whet.probe.advise import advise
+from whet.probe.advise import advise, check_text
 from whet.probe.advise import table as advice_table
 from whet.probe.analysis import Sample
 from whet.probe.measure import Plan, Store, check_lengths, config_of, measure
@@ -84,12 +84,14 @@ def _main(arguments: Sequence[str]) -> None:
     loaded = models.load(options.model, dtype=options.dtype, download=options.download,
                          consent=program.consent(options.yes), say=progress.say)
     threads = program.set_threads(options.threads)
-    prompts = Prompts(kind, loaded.tokenizer, options.seed, text)
+    prompts = Prompts(kind, loaded.tokenizer, options.seed, text, loaded.most_tokens)
     plan = Plan(options.lengths, options.per_length, options.rule, options.rows)
     check_lengths(loaded, plan.lengths)
     if loaded.context and max(plan.lengths) > loaded.context:
         progress.say(f"{loaded.name} was trained for {loaded.context} tokens; lengths beyond show what happens there")
     prompts.draw(max(plan.lengths), 0)  # a text too short, too, should be known before the work
+    if advice_text is not None:
+        check_text(loaded, advice_text)
     store = Store(options.out, config_of(loaded, prompts, plan, options.dtype, text), (loaded.layers, loaded.heads))
 
     def show(done: int, all: int, sample: Sample) -> None:

@@ -33,6 +33,17 @@ def write_json(path: Path, content: Any) -> None:
         raise ProbeError(f"{path}: can't be written ({error.strerror or error}); give another --out") from None
 
 
+def check_writable(path: Path) -> None:
+    """ProbeError if write_json couldn't write there: wrong names should be known before the work."""
+    if path.is_dir():
+        raise ProbeError(f"{path}: is a folder; give the name of a file as --out")
+    try:
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise ProbeError(f"{path}: can't be written ({error.strerror or error}); give another --out") from None
+
+
 def read_json(path: Path) -> Any:
     """What a file holds, None where it holds no JSON: it will be written again."""
     try:

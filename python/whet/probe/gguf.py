@@ -77,6 +77,8 @@ class _Walk:
         for tensor in infos:
             if start + tensor.offset + tensor.size > self._size:
                 raise _Broken(f"tensor {tensor.name!r} ends after the file")
+        if start + sum(tensor.size for tensor in infos) > self._size:  # else a small file could fill the memory
+            raise _Broken("tensors overlap")
         return Header(values, keys, len(infos), sum(tensor.elements for tensor in infos))
 
     def _fits(self, count: int, least: int, what: str) -> int:
@@ -157,6 +159,9 @@ def convert(path: Path, folder: Path) -> None:
     unfinished = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         _convert(path, header, unfinished)
+        for file in unfinished.iterdir():  # on the disk before it has its name
+            with open(file, "rb") as opened:
+                os.fsync(opened.fileno())
         if not folder.exists():  # another process may have been faster
             os.rename(unfinished, folder)
     finally:

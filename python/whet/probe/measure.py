@@ -81,7 +81,8 @@ class Store:
 
 def config_of(loaded: Loaded, prompts: Prompts, plan: Plan, dtype: str, text: str | None) -> dict[str, Any]:
     """What makes the numbers of one probe comparable."""
-    return {"model": loaded.name, "weights": loaded.fingerprint(), "dtype": dtype, "prompts": prompts.kind,
+    return {"model": loaded.name, "weights": loaded.fingerprint(), "config": loaded.config_fingerprint(),
+            "tokenizer": loaded.tokenizer_fingerprint(), "dtype": dtype, "prompts": prompts.kind,
             "text": None if text is None else hashlib.sha256(text.encode()).hexdigest()[:16], "seed": prompts.seed,
             "rule": plan.rule, "rows": plan.rows}
 
@@ -131,7 +132,12 @@ def statistics_of(loaded: Loaded, prompt: Prompt, plan: Plan) -> dict[str, np.nd
             raise ProbeError(f"{loaded.name}: has attention in {len(stats.entropy)} of its {loaded.layers} layers; give a "
                              "model that has it in all of them")
         # In float64 before the mean over rows.
-        return {name: np.asarray(getattr(stats, name), np.float64)[:, 0].mean(axis=-1) for name in STATISTICS}
+        found = {name: np.asarray(getattr(stats, name), np.float64)[:, 0].mean(axis=-1) for name in STATISTICS}
+        lost = np.argwhere(~np.isfinite(found["entropy"]))
+        if len(lost):
+            raise ProbeError(f"{loaded.name}: layer {lost[0][0]} gives NaN with {len(prompt.tokens)} tokens; its weights "
+                             "aren't all numbers, or it needs --dtype float32")
+        return found
 
 
 class refusals:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import inspect
+import json
 import os
 import re
 import subprocess
@@ -52,6 +53,11 @@ class Loaded(NamedTuple):
         """Whether positions past the trained context can be computed at all: not where they are a table."""
         return getattr(self.config, "rope_parameters", None) is not None or self.context is None
 
+    @property
+    def most_tokens(self) -> int | None:
+        """How many it can read at all; None: any number."""
+        return None if self.reaches_beyond_context else self.context
+
     def last_logits(self, count: int) -> dict[str, int]:
         """Arguments that keep a forward pass from computing more than the last `count` rows of logits."""
         known = "logits_to_keep" in inspect.signature(self.model.forward).parameters
@@ -72,6 +78,26 @@ class Loaded(NamedTuple):
             digest.update(name.encode() + flat[:: max(1, flat.numel() // 64)].float().numpy().tobytes())
         return digest.hexdigest()[:16]
 
+    def config_fingerprint(self) -> str:
+        """The same for the same settings: rotary base, soft-cap and the like change attention, and no weight."""
+        settings = self.model.config.to_diff_dict()
+        for name in ("_name_or_path", "architectures", "dtype", "transformers_version"):
+            settings.pop(name, None)
+        return hashlib.sha256(json.dumps(settings, sort_keys=True, default=str).encode()).hexdigest()[:16]
+
+    def tokenizer_fingerprint(self) -> str:
+        """The same for tokenizers that write a sentence alike."""
+        tokens = self.tokenizer("What is the maximum of 12, 345 and 6789? The pass key is naïve.").input_ids
+        return hashlib.sha256(repr(list(tokens)).encode()).hexdigest()[:16]
+
+
+class _Place(NamedTuple):
+    """Where transformers finds a model."""
+
+    where: str  # a folder, or a name for huggingface_hub
+    shown: str  # what to call the model
+    mend: str  # what to do if it can't be loaded
+
 
 def load(name: str, *, dtype: str = "float32", download: bool = False, consent: Callable[[str], bool] | None = None,
          say: Callable[[str], None] = lambda text: None) -> Loaded:
@@ -89,8 +115,8 @@ def load(name: str, *, dtype: str = "float32", download: bool = False, consent: 
     if not download:
         os.environ["HF_HUB_OFFLINE"] = "1"  # read when huggingface_hub is imported
     _require_libraries()
-    where, shown = _place(name, consent, say)
-    return Loaded(shown, _model(where, name, dtype, download), _tokenizer(where, name, download))
+    place = _place(name, download, consent, say)
+    return Loaded(place.shown, _model(place, name, dtype, download), _tokenizer(place, name, download))
 
 
 def _require_libraries() -> None:
@@ -103,23 +129,50 @@ def _require_libraries() -> None:
     logging.disable_progress_bar()
 
 
-def _place(name: str, consent: Callable[[str], bool] | None, say: Callable[[str], None]) -> tuple[str, str]:
-    """Where transformers finds the model, and what to call it."""
-    path = Path(name).expanduser()
-    if path.is_dir():
+def _place(name: str, download: bool, consent: Callable[[str], bool] | None, say: Callable[[str], None]) -> _Place:
+    what = "give a folder, a .gguf file or a name in the Hugging Face cache"
+    if not name.strip():
+        raise ProbeError(f"MODEL is empty; {what}")
+    try:
+        path = Path(name).expanduser()
+        is_folder, is_file = path.is_dir(), path.is_file()
+    except (OSError, RuntimeError, ValueError) as error:  # a name too long, no such user, a NUL
+        raise ProbeError(f"{_short(name)}: is no path ({one_line(error, 60)}); {what}") from None
+    if is_folder:
         if not (path / "config.json").is_file():
             raise ProbeError(f"{name}: holds no config.json; give the folder of a model as save_pretrained writes it, or "
                              "a .gguf file")
-        return str(path), path.resolve().name
+        return _Place(str(path), path.resolve().name, "give the folder of a language model, complete and as "
+                      "save_pretrained writes it")
     if name == SMOLLM2:
-        return str(_converted(_smollm2(consent, say), say)), SMOLLM2
-    if name.endswith(".gguf") or path.is_file():
-        if not path.is_file():
-            raise ProbeError(f"{name}: no such file")
-        return str(_converted(path.resolve(), say)), path.stem
+        return _converted(_smollm2(consent, say), SMOLLM2, say)
+    if name.endswith(".gguf") or is_file:
+        if not is_file:
+            raise ProbeError(f"{_short(name)}: no such file; {what}")
+        return _converted(path.resolve(), path.stem, say)
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
-        raise ProbeError(f"{name}: no such folder; give a folder, a .gguf file or a name in the Hugging Face cache")
-    return name, name
+        raise ProbeError(f"{_short(name)}: no such folder; {what}")
+    if download:
+        return _Place(name, name, "see that huggingface.co has a model of this name, and that the network is there")
+    return _Place(_in_cache(name), name, "its copy in the cache may be incomplete: --download fetches the rest")
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= 120 else f"{name[:117]}..."
+
+
+def _in_cache(name: str) -> str:
+    """The folder that the Hugging Face cache keeps a model in, found without a look at the network."""
+    from huggingface_hub import try_to_load_from_cache
+
+    try:
+        config = try_to_load_from_cache(name, "config.json")
+    except (OSError, ValueError):  # a name that can't be one
+        config = None
+    if not isinstance(config, str):
+        raise ProbeError(f"{_short(name)}: no such folder or file, and no such model in the local cache; give a folder, a "
+                         ".gguf file or, to fetch it from huggingface.co, --download")
+    return str(Path(config).parent)
 
 
 def _smollm2(consent: Callable[[str], bool] | None, say: Callable[[str], None]) -> Path:
@@ -140,7 +193,7 @@ def _smollm2(consent: Callable[[str], bool] | None, say: Callable[[str], None]) 
     return files[0]
 
 
-def _converted(path: Path, say: Callable[[str], None]) -> Path:
+def _converted(path: Path, shown: str, say: Callable[[str], None]) -> _Place:
     """The folder that a .gguf file was, or now is, converted into. Another file of this name has another folder."""
     stat = path.stat()
     key = hashlib.sha256(f"{path}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:12]
@@ -156,18 +209,19 @@ def _converted(path: Path, say: Callable[[str], None]) -> Path:
         except (OSError, SafetensorError) as error:
             raise ProbeError(f"{folder}: can't be written ({one_line(error, 80)}); make room, or set XDG_CACHE_HOME to "
                              "another folder") from None
-    return folder
+    return _Place(str(folder), shown, f"remove {folder}, which is damaged: it will be converted again")
 
 
-def _model(where: str, name: str, dtype: str, download: bool) -> Any:
+def _model(place: _Place, name: str, dtype: str, download: bool) -> Any:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
+    where = place.where
     try:
         config = AutoConfig.from_pretrained(where, local_files_only=not download, trust_remote_code=False)
         if not getattr(config.get_text_config(), "num_attention_heads", None):
             raise ProbeError(f"{name}: has no attention heads; give a language model with attention")
-        _check_layers(where, name, config)
+        _check_layers(place, name, config)
         loaded: Any = AutoModelForCausalLM.from_pretrained(where, config=config, dtype=getattr(torch, dtype),
                                                            local_files_only=not download, output_loading_info=True,
                                                            trust_remote_code=False)
@@ -176,22 +230,17 @@ def _model(where: str, name: str, dtype: str, download: bool) -> Any:
     except MemoryError:
         raise ProbeError(f"{name}: needs more memory than there is; give a smaller model or --dtype bfloat16") from None
     except Exception as error:  # transformers, safetensors and huggingface_hub each have their own
-        if not os.path.isdir(where) and not download:
-            raise ProbeError(f"{name}: no such folder or file, and no such model in the local cache; give a folder, a "
-                             ".gguf file or, to fetch it from huggingface.co, --download") from None
-        raise ProbeError(f"{name}: can't be loaded ({one_line(error)}); give the folder of a language model, complete "
-                         "and as save_pretrained writes it") from None
+        raise ProbeError(f"{name}: can't be loaded ({one_line(error)}); {place.mend}") from None
     model, info = loaded
     if info["missing_keys"] or info["mismatched_keys"]:
         lost = sorted(str(key) for key in (*info["missing_keys"], *info["mismatched_keys"]))
-        raise ProbeError(f"{name}: its weights lack {lost[0]} ({len(lost)} in all); the file is incomplete or of another "
-                         "model")
+        raise ProbeError(f"{name}: its weights lack {lost[0]} ({len(lost)} in all); {place.mend}")
     return model.eval().requires_grad_(False)
 
 
-def _check_layers(where: str, name: str, config: Any) -> None:
+def _check_layers(place: _Place, name: str, config: Any) -> None:
     """A config may claim any number of layers, and building them takes time before a weight is missed."""
-    files = sorted(Path(where).glob("*.safetensors")) if os.path.isdir(where) else []
+    files = sorted(Path(place.where).glob("*.safetensors")) if os.path.isdir(place.where) else []
     if not files:
         return
     from safetensors import safe_open
@@ -202,15 +251,14 @@ def _check_layers(where: str, name: str, config: Any) -> None:
             tensors += len(opened.keys())
     layers = getattr(config.get_text_config(), "num_hidden_layers", 0) or 0
     if layers > tensors:
-        raise ProbeError(f"{name}: its config says {layers} layers and its files hold {tensors} tensors; the file is "
-                         "incomplete or of another model")
+        raise ProbeError(f"{name}: its config says {layers} layers and its files hold {tensors} tensors; {place.mend}")
 
 
-def _tokenizer(where: str, name: str, download: bool) -> Any:
+def _tokenizer(place: _Place, name: str, download: bool) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(where, local_files_only=not download, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(place.where, local_files_only=not download, trust_remote_code=False)
         if len(tokenizer("a b").input_ids) == 0:
             raise ValueError("it gives no tokens")
         return tokenizer

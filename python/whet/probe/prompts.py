@@ -40,15 +40,16 @@ class Prompts:
         tokenizer: of the model.
         seed: another seed, other prompts.
         text: of kind "text": what the pieces are cut from.
+        most: tokens that a model has positions for, a prompt and its answer together. Default: any number.
     """
 
-    def __init__(self, kind: str, tokenizer: Any, seed: int = 0, text: str | None = None) -> None:
+    def __init__(self, kind: str, tokenizer: Any, seed: int = 0, text: str | None = None, most: int | None = None) -> None:
         if kind not in KINDS:
             raise ValueError(f"kind: is {kind!r}, must be one of {', '.join(KINDS)}")
         if kind == "text" and text is None:
             raise ValueError("text: not given, prompts of kind 'text' are cut from it")
         self.kind, self.seed = kind, seed
-        self._tokenizer = tokenizer
+        self._tokenizer, self._most = tokenizer, most
         self._text = tokenizer(text, add_special_tokens=False).input_ids if text is not None else []
 
     def draw(self, length: int, index: int) -> Prompt:
@@ -80,14 +81,26 @@ class Prompts:
             return " ".join([*sentences[:before], hidden, *sentences[before:count],
                              "What is the pass key? The pass key is"])
 
-        text, tokens = self._nearest(write, length)
-        return Prompt(tokens, text, self._tokenizer(f" {key}", add_special_tokens=False).input_ids)
+        room = len(self._answer("", key)) - 1  # the last token of an answer is never run
+        text, tokens = self._nearest(write, length, room)
+        return Prompt(tokens, text, self._answer(text, key))
 
-    def _nearest(self, write: Callable[[int], str], length: int) -> tuple[str, list[int]]:
-        """The text, of as many parts as needed, whose tokens come nearest to this many."""
+    def _answer(self, text: str, key: str) -> list[int]:
+        """The tokens of a key that follows a text, as the tokenizer writes both together."""
+        before, whole = ([*self._tokenizer(part).input_ids] for part in (text, f"{text} {key}"))
+        if whole[:len(before)] != before:  # the seam fell into a token, or a text ends with a token of its own
+            return list(self._tokenizer(f" {key}", add_special_tokens=False).input_ids)
+        answer = whole[len(before):]
+        return answer[:-1] if answer[-1:] == [self._tokenizer.eos_token_id] else answer
+
+    def _nearest(self, write: Callable[[int], str], length: int, room: int = 0) -> tuple[str, list[int]]:
+        """The text, of as many parts as needed, whose tokens come nearest to this many, with room for so many more in
+        what the model has positions for."""
         def tokens(count: int) -> list[int]:
             return list(self._tokenizer(write(count)).input_ids)
 
+        if self._most is not None:
+            length = min(length, self._most - room)
         least = tokens(1)
         if len(least) > length:
             raise ProbeError(f"a prompt of {length} tokens can't be written: the shortest of kind {self.kind!r} has "
@@ -96,7 +109,9 @@ class Prompts:
         while high - low > 1:  # the first `low` parts fit, the first `high` don't or needn't be tried
             middle = (low + high) // 2
             low, high = (middle, high) if len(tokens(middle)) <= length else (low, middle)
-        best = min((low, low + 1), key=lambda count: abs(len(tokens(count)) - length))
+        longer = tokens(low + 1)
+        fits = self._most is None or len(longer) + room <= self._most
+        best = low + 1 if fits and len(longer) - length < length - len(tokens(low)) else low
         return write(best), tokens(best)
 
     def _piece(self, length: int, random: np.random.Generator) -> Prompt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import shutil
@@ -76,7 +77,7 @@ def table(found: dict[str, Any], lines: int = 12) -> str:
 
 
 def _length_line(length: dict[str, Any]) -> str:
-    entropy, share, peak, beta = (np.nanmean(length["statistics"][name]["mean"])
+    entropy, share, peak, beta = (np.mean(length["statistics"][name]["mean"])
                                   for name in ("entropy", "relative_entropy", "peak", "beta"))
     return f"  {length['tokens']:6.0f}  {entropy:12.2f}  {share:6.2f}  {peak:14.2f}  {beta:6.2f}"
 
@@ -84,9 +85,10 @@ def _length_line(length: dict[str, Any]) -> str:
 def _head_line(head: dict[str, Any], longest: dict[str, Any]) -> str:
     at = head["layer"], head["head"]
     entropy, beta = (longest[name]["mean"][at] for name in ("entropy", "beta"))
-    interval = f"{head['low']:.2f} to {head['high']:.2f}"
+    interval = f" ({head['low']:.2f} to {head['high']:.2f})"
+    slope = f"{head['slope']:6.2f}{interval}" if math.isfinite(head["slope"]) else "     –"  # a single length has none
     horizon = f"{head['horizon']:,.0f}" if head["horizon"] < 1e7 else f"{head['horizon']:.0e}"
-    return (f"  {head['layer']:>2}.{head['head']:<4}  {head['class']:<10}  {head['slope']:6.2f} ({interval})".ljust(49)
+    return (f"  {head['layer']:>2}.{head['head']:<4}  {head['class']:<10}  {slope}".ljust(49)
             + f"{entropy:5.2f}             {beta:5.2f}  {horizon}")
 
 

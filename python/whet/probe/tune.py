@@ -144,6 +144,7 @@ def _rules(text: str) -> list[str]:
 def _main(arguments: Sequence[str]) -> None:
     options = parser().parse_args(arguments)
     text = read_text(options.text)
+    files.check_writable(options.out)
     progress = program.Progress()
     progress.step(f"loading {options.model}")
     loaded = models.load(options.model, dtype=options.dtype, download=options.download,

@@ -94,10 +94,12 @@ def disable(model: PreTrainedModel) -> None:
         delattr(model, _BEFORE)
 
 
-def read_rules(path: str | os.PathLike[str]) -> dict[int, list[RuleLike]]:
+def read_rules(path: str | os.PathLike[str], layers: int | None = None,
+               heads: int | None = None) -> dict[int, list[RuleLike]]:
     """The rules of a file that ``whet tune`` wrote: for each layer that has any, one per head.
 
-    ValueError, naming the file, if it isn't such a file.
+    ValueError, naming the file, if it isn't such a file, or is for a model of other numbers of layers and heads than
+    those given.
     """
     path = Path(path)
 
@@ -116,6 +118,9 @@ def read_rules(path: str | os.PathLike[str]) -> dict[int, list[RuleLike]]:
         raise wrong("isn't JSON") from None
     if not isinstance(content, dict) or content.get("kind") != "rules" or not isinstance(content.get("rules"), dict):
         raise wrong("isn't a file of rules, as whet tune writes them")
+    for what, wanted in (("layers", layers), ("heads", heads)):
+        if wanted is not None and content.get(what, wanted) != wanted:
+            raise wrong(f"is for a model with {content[what]!r} {what} where this one has {wanted}")
     rules: dict[int, list[RuleLike]] = {}
     for layer, names in content["rules"].items():
         if not re.fullmatch("[0-9]{1,6}", layer) or not isinstance(names, list):
@@ -226,7 +231,7 @@ def _check_name(normalizer: NormalizerLike) -> None:
 def _rules_by_layer(rule: RulesLike, layers: list[int], heads: int) -> dict[int, RuleLike | list[RuleLike]]:
     if isinstance(rule, os.PathLike) or (isinstance(rule, str) and rule.endswith(".json")
                                          and not rule.startswith("polynomial:")):
-        rule = read_rules(rule)
+        rule = read_rules(rule, len(layers), heads)
     if not isinstance(rule, Mapping):
         one = _checked(rule, heads)
         return dict.fromkeys(layers, one)

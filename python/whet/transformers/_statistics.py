@@ -36,7 +36,8 @@ class Rows:
     is what the rule chose, ``sharp_entropy`` and ``sharp_peak`` are entropy and largest weight at that beta, and
     ``first`` the weight on the first key that a query of the call sees. Rows that see no key have NaN.
 
-    Several calls of the model, as in generate(), are joined along the queries.
+    Several calls of the model, as in generate(), are joined along the queries; so are those of a layer that a model runs
+    several times in one call, as ALBERT does.
     """
 
     def __init__(self, layers: list[int], rows: slice, rule: RuleLike = None) -> None:
@@ -151,7 +152,7 @@ class Summary:
         return self._bins[_field(name)].numpy().copy(), np.linspace(low, high, bins + 1)
 
     def quantile(self, name: str, q: float) -> np.ndarray:
-        """From the histogram: right to the width of a bin (0.05 nats for entropies)."""
+        """From the histogram: right to the width of a bin, 0.05 nats for entropies and 4,096 keys for count."""
         if not 0 <= q <= 1:
             raise ValueError(f"q: is {q}, must be 0 to 1")
         counts, edges = self.histogram(name)
@@ -208,6 +209,7 @@ def collect(model: PreTrainedModel, *, rows: int | slice | None = None, rule: Ru
 def _collecting(model: PreTrainedModel, collector: Rows | Summary) -> Iterator[Rows | Summary]:
     enabled = None if is_enabled(model) else enable(model)
     before = [(module, getattr(module, ATTRIBUTE).collector) for _, module in attention_modules(model)]
+    layers = [getattr(module, ATTRIBUTE) for module, _ in before]
     try:
         for module, _ in before:
             getattr(module, ATTRIBUTE).collector = collector
@@ -216,7 +218,8 @@ def _collecting(model: PreTrainedModel, collector: Rows | Summary) -> Iterator[R
         for module, previous in before:
             if (layer := getattr(module, ATTRIBUTE, None)) is not None:
                 layer.collector = previous
-        if enabled is not None:
+        if enabled is not None and all(getattr(module, ATTRIBUTE, None) is layer
+                                       for (module, _), layer in zip(before, layers)):  # else enable() was called inside
             enabled.__exit__()
 
 
@@ -298,11 +301,12 @@ def _first(known: _Known, stats: Stats) -> Tensor:
     are a function of the logit, and the largest weight, that of the largest logit, gives its factor."""
     if known.sinks:  # which may be the largest logit of a row; peak is of the largest that has a key
         stats = stats._replace(max=stats.log_sum_exp + stats.peak.log())
-    weight = _weight(known.logit, stats, known.normalizer)
-    if known.heads is not None:
-        plain = _weight(known.logit, stats, "softmax")
-        plain[:, known.heads] = weight[:, known.heads]
-        weight = plain
+    if known.heads is None:
+        weight = _weight(known.logit, stats, known.normalizer)
+    else:
+        weight = _weight(known.logit, stats, "softmax")
+        theirs = Stats(*(field[:, known.heads] for field in stats))
+        weight[:, known.heads] = _weight(known.logit[:, known.heads], theirs, known.normalizer)
     return weight if known.seen is None else weight * known.seen
 
 
@@ -337,16 +341,19 @@ def _first_logit(call: Call, rows: slice) -> tuple[Tensor, Tensor | None]:
 
 
 def _weight(logit: Tensor, stats: Stats, normalizer: Any) -> Tensor:
-    """The weight of a logit in rows of these stats."""
-    if not isinstance(normalizer, str):
-        normalizer = f"entmax:{float(normalizer.alpha)}"
-    name, _, parameter = normalizer.partition(":")
+    """The weight of a logit in rows of these stats, (B, H, N)."""
+    if isinstance(normalizer, str):
+        name, _, parameter = normalizer.partition(":")
+    else:
+        name, parameter = "entmax", torch.as_tensor(normalizer.alpha, dtype=torch.float64).reshape(-1, 1)
     below = (stats.beta * (logit - stats.max)).clamp(max=0.0).nan_to_num()
     if name in ("softmax", "top-k", "hard", "straight-through"):
         # The kernel rounded its logits otherwise: one that is the threshold may seem to be just below it.
         return stats.sharp_peak * below.exp() * (logit >= stats.threshold - 1e-5 * (1 + stats.max.abs()))
     if name in ("sparsemax", "entmax15", "entmax"):
-        alpha = {"sparsemax": 2.0, "entmax15": 1.5}.get(name) or float(parameter)
+        alpha = {"sparsemax": 2.0, "entmax15": 1.5}.get(name)
+        if alpha is None:
+            alpha = float(parameter) if isinstance(parameter, str) else parameter
         room = (stats.max - stats.threshold).clamp(min=1e-300)
         return stats.sharp_peak * (((logit - stats.threshold) / room).clamp(0, 1) ** (1 / (alpha - 1)))
     scaled = stats.beta * logit

@@ -100,17 +100,16 @@ const STATISTICS = {
   relative_entropy: { name: "entropy / ln n", domain: () => [0, 1] },
   peak: { name: "largest weight", domain: () => [0, 1] },
   first: { name: "weight on the first key", domain: () => [0, 1] },
-  spread: { name: "spread of the logits", domain: (probe) => [0, largestOf(probe, "spread")] },
-  beta: { name: "inverse temperature β", domain: (probe) => [1, largestOf(probe, "beta")], ruled: true },
+  spread: { name: "spread of the logits", domain: (probe) => rangeWith(0, probe, "spread") },
+  beta: { name: "inverse temperature β", domain: (probe) => rangeWith(1, probe, "beta"), ruled: true },
   sharp_entropy: { name: "entropy, nats", domain: (probe) => [0, Math.log(longestOf(probe).tokens)], ruled: true },
   sharp_peak: { name: "largest weight", domain: () => [0, 1], ruled: true },
 };
 const statisticName = (probe, statistic) => STATISTICS[statistic].name + (STATISTICS[statistic].ruled ? ` under ${probe.rule}` : "");
 
-function largestOf(probe, statistic) {
-  const values = probe.lengths.flatMap((length) => length.statistics[statistic].mean.flat()).filter(isNumber);
-  return d3.max(values) ?? 1;
-}
+// The least and the largest mean of any head at any length, and a value that is to be among them.
+const rangeWith = (value, probe, statistic) =>
+  d3.extent([value, ...probe.lengths.flatMap((length) => length.statistics[statistic].mean.flat()).filter(isNumber)]);
 
 function addHeadMap(parent, probe) {
   const state = { length: probe.lengths.length - 1, statistic: "entropy" };

@@ -65,7 +65,7 @@ def test_settings(loaded):
     slope = np.random.default_rng(0).normal(size=(4, LAYERS, HEADS)) * 0.01
     slope[:, 1, 1] -= 1
     slope[:, 0, 2] += 1
-    named = {setting.name: setting.rules for setting in settings(loaded, heads(), SHORTEST, slope, 100)}
+    named = {setting.name: setting.rules for setting in settings(loaded, heads(), SHORTEST, slope)}
     assert (named["none"] == "none").all() and (named["paper in all heads"] == "paper").all()
     assert (named["paper in 2 dispersing heads"][:, 0] == "paper").all()
     assert np.count_nonzero(named["paper in 2 dispersing heads"] == "paper") == 2
@@ -75,7 +75,7 @@ def test_settings(loaded):
     assert by_slope[1, 1] == "paper" and by_slope[0, 2] == "none"
     thirds = [rules == "paper" for name, rules in named.items() if name.startswith("paper in layers")]
     assert np.array_equal(sum(third.astype(int) for third in thirds), np.ones((LAYERS, HEADS)))
-    assert not any("dispersing" in s.name for s in settings(loaded, heads("sink"), SHORTEST, slope, 100))
+    assert not any("dispersing" in s.name for s in settings(loaded, heads("sink"), SHORTEST, slope))
 
 
 def test_signs_that_are_clear():
@@ -156,6 +156,17 @@ def test_tuning_finds_a_head_that_should_be_sharper(loaded, text, tmp_path, caps
     assert tuned.kept and tuned.rules[1, 2] == "paper" and np.count_nonzero(tuned.rules != "none") == 1
     assert tuned.change.mean == pytest.approx(-0.01)
     assert tune.sentence(tuned).startswith("paper in 1 heads changes the loss on held-out text by -0.0100 nats")
+
+
+@pytest.mark.parametrize("out, saying", [("none/rules.json", "can't be written"), (".", "is a folder"),
+                                         ("text.txt/rules.json", "can't be written")])
+def test_tune_refuses_an_out_before_it_loads(tiny, text, tmp_path, capsys, monkeypatch, out, saying):
+    monkeypatch.setattr(tune.models, "load", lambda *a, **k: pytest.fail("loaded"))
+    (tmp_path / "text.txt").write_text("a file, no folder")
+    with pytest.raises(SystemExit) as ended:
+        tune.main([str(tiny), str(text), "--out", str(tmp_path / out)])
+    assert ended.value.code == 1 and saying in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt"]
 
 
 def test_tune_writes_rules_that_enable_reads(tiny, loaded, text, tmp_path, capsys):

@@ -67,6 +67,11 @@ def test_json_needle_text_and_rows(tiny, tmp_path, capsys, text):
     assert found["prompts"]["kind"] == "text" and found["lengths"][1]["tokens"] == 160
 
 
+def test_a_single_length_has_no_slope(tiny, tmp_path, capsys):
+    printed = run(capsys, tiny, "--out", tmp_path / "probe", "--lengths", "100", "--per-length", "1", "--threads", "1").out
+    assert "nan" not in printed and " –  " in printed
+
+
 def test_advice_is_in_results(tiny, tmp_path, capsys, text):
     captured = run(capsys, tiny, "--out", tmp_path / "probe", "--advise", text, *TINY)
     found = json.loads((tmp_path / "probe/results.json").read_text())
@@ -117,6 +122,9 @@ def test_what_can_not_be_done(tiny, tmp_path, capsys, text):
     refused(capsys, tiny, *out, "--text", text, "--lengths", "9000", saying="where a length of 9000 is asked for")
     refused(capsys, tiny, *out, "--lengths", "20", saying="a prompt of 20 tokens can't be written")
     refused(capsys, tiny, *out, "--advise", tmp_path / "none", saying="can't be read")
+    (tmp_path / "short").write_text("a cat sat")
+    refused(capsys, tiny, *out, "--advise", tmp_path / "short", saying="has 9 tokens where at least 384 are needed")
+    assert not (tmp_path / "probe").exists()
     (tmp_path / "file").write_text("")
     refused(capsys, tiny, "--out", tmp_path / "file", *TINY, saying="give another --out")
     run(capsys, tiny, *out, *TINY)

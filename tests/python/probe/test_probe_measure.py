@@ -8,6 +8,7 @@ import torch
 from tiny_models import HEADS, LAYERS, make_model, make_tokenizer
 from whet.probe.analysis import STATISTICS
 from whet.probe.errors import ProbeError
+from whet.probe.losses import recalled, rules_of
 from whet.probe.measure import Plan, Store, config_of, measure, statistics_of
 from whet.probe.models import Loaded
 from whet.probe.prompts import Prompts
@@ -124,12 +125,31 @@ def test_a_damaged_piece_is_measured_again(loaded, tmp_path, damage):
 
 @pytest.mark.parametrize("change, saying", [({"seed": 1}, "seed is 0 where this one has 1"),
                                             ({"rule": "none"}, "rule is 'paper' where this one has 'none'"),
-                                            ({"weights": "other"}, "weights is"), ({"model": "b"}, "model is 'tiny'")])
+                                            ({"weights": "other"}, "weights is"), ({"model": "b"}, "model is 'tiny'"),
+                                            ({"tokenizer": "other"}, "tokenizer is")])
 def test_another_config_is_refused_by_name(loaded, tmp_path, change, saying):
     probe(loaded, tmp_path)
     with pytest.raises(ProbeError, match=saying):
         probe(loaded, tmp_path, **change)
     assert json.loads((tmp_path / "probe.json").read_text())["seed"] == 0
+
+
+def test_a_config_edited_beside_the_same_weights(loaded, tmp_path):
+    probe(loaded, tmp_path)
+    edited = make_model(rope_parameters={"rope_type": "default", "rope_theta": 500.0})
+    other = Loaded("tiny", edited, loaded.tokenizer)
+    assert other.fingerprint() == loaded.fingerprint()
+    with pytest.raises(ProbeError, match="holds a probe whose config is"):
+        probe(other, tmp_path)
+
+
+def test_weights_that_are_not_numbers(loaded):
+    model = make_model()
+    with torch.no_grad():
+        model.model.layers[1].self_attn.q_proj.weight[3, 3] = torch.nan
+    prompt = Prompts("max", loaded.tokenizer).draw(90, 0)
+    with pytest.raises(ProbeError, match="broken: layer 1 gives NaN with 9. tokens; its weights aren't all numbers"):
+        statistics_of(Loaded("broken", model, loaded.tokenizer), prompt, Plan([90], 1, "paper", "last"))
 
 
 def test_a_model_without_attention_of_its_users(loaded, tmp_path):
@@ -158,6 +178,14 @@ def test_positions_that_a_model_does_not_have(tmp_path):
     model = Loaded("gpt2", GPT2LMHeadModel(config).eval(), make_tokenizer())
     with pytest.raises(ProbeError, match="has positions for 100 tokens where a length of 128 is asked for"):
         probe(model, tmp_path)
+    for kind in ("max", "needle"):  # as long as its table of positions allows, the answer's tokens included
+        model = Loaded("gpt2", GPT2LMHeadModel(GPT2Config(**{**config.to_dict(), "n_positions": 200})).eval(), make_tokenizer())
+        prompts = Prompts(kind, model.tokenizer, most=model.most_tokens)
+        for index in range(8):
+            prompt = prompts.draw(200, index)
+            statistics_of(model, prompt, Plan([200], 1, "paper", "last"))
+            assert len(prompt.tokens) + max(0, len(prompt.answer) - 1) <= 200
+        recalled(model, [prompt], rules_of(model))
 
 
 def test_a_folder_of_other_results(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny_models import HEADS, LAYERS, make_model, make_tokenizer, write_gguf
 from whet.probe import gguf, models
-from whet.probe.errors import ProbeError
+from whet.probe.errors import ProbeError, one_line
 
 
 def refused(name, saying, **options):
@@ -106,6 +106,15 @@ def test_a_hostile_gguf_file(cache, tmp_path):
     refused(path, "is cut short or damaged")
     path.write_bytes(b"not a model at all, but a text of some length")
     refused(path, "is not a GGUF file")
+    data = bytearray(write_gguf(tmp_path / "small.gguf").read_bytes())
+    for name in (b"blk.0.ffn_gate.weight", b"blk.0.ffn_up.weight"):  # after the name: two sizes, type and offset
+        struct.pack_into("<Q", data, data.index(name) + len(name) + 4 + 16 + 4, 0)
+    path.write_bytes(data)
+    gguf.read_header(path)  # what lies twice is in the file once more: no more than the file holds
+    struct.pack_into("<Q", data, data.index(b"output_norm.weight") + 18 + 4, (len(data) - 8192) // 4)
+    struct.pack_into("<Q", data, data.index(b"output_norm.weight") + 18 + 4 + 8 + 4, 0)
+    path.write_bytes(data)
+    refused(path, "is cut short or damaged .tensors overlap")
     refused(write_gguf(tmp_path / "deep.gguf", blocks=10**9), "says 1000000000 layers")
     refused(write_gguf(tmp_path / "deeper.gguf", blocks=4), "holds .* weights where the model has")
     refused(write_gguf(tmp_path / "mute.gguf", tokenizer=False), "holds no tokenizer")
@@ -156,6 +165,69 @@ def test_names_that_are_nowhere(tmp_path):
     refused(tmp_path / "none.gguf", "no such file")
     refused(tmp_path / "a b", "no such folder")
     refused(tmp_path, "holds no config.json")
+    refused("", "MODEL is empty; give a folder")
+    refused("~no-such-user/model", "is no path")
+    assert len(refused("x" * 5000, "is no path|no such")) < 400
+    refused("a\0b", "no path|no such")
+    refused("nobody..nothing", "no such model in the local cache")
+
+
+def test_a_name_in_the_cache_needs_no_network(tiny, tmp_path, monkeypatch):
+    import socket
+
+    from huggingface_hub import constants
+
+    repository = tmp_path / "hub/models--someone--tiny"
+    shutil.copytree(tiny, repository / "snapshots/abc")
+    (repository / "refs").mkdir()
+    (repository / "refs/main").write_text("abc")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: pytest.fail(f"looked up {a}"))
+    loaded = models.load("someone/tiny")
+    assert loaded.name == "someone/tiny" and loaded.fingerprint() == models.load(str(tiny)).fingerprint()
+    (repository / "snapshots/abc/model.safetensors").unlink()
+    refused("someone/tiny", "can't be loaded .*--download fetches the rest")
+
+
+def test_a_damaged_conversion_says_what_to_remove(cache, tmp_path):
+    path = write_gguf(tmp_path / "small.gguf")
+    models.load(str(path))
+    (folder,) = (cache / "whet/models").iterdir()
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    refused(path, f"remove {folder}, which is damaged: it will be converted again")
+
+
+def test_a_cache_that_can_not_be_written(tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    refused(write_gguf(tmp_path / "small.gguf"), "can't be written .*set XDG_CACHE_HOME")
+
+
+def test_code_of_a_model_is_not_run(tiny, tmp_path):
+    folder = copy(tiny, tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    changed = {**config, "model_type": "foreign", "auto_map": {"AutoConfig": "code.C", "AutoModelForCausalLM": "code.M"}}
+    (folder / "config.json").write_text(json.dumps(changed))
+    (folder / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass C: pass\nclass M: pass\n")
+    refused(folder, "can't be loaded")
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_model_without_attention_heads(tmp_path):
+    from transformers import MambaConfig, MambaForCausalLM
+
+    folder = tmp_path / "mamba"
+    MambaForCausalLM(MambaConfig(hidden_size=16, num_hidden_layers=1, vocab_size=80, state_size=4)).save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    refused(folder, "has no attention heads; give a language model with attention")
+
+
+def test_the_first_line_of_an_error():
+    assert one_line(ValueError("a: b.\nc")) == "a: b"
+    assert one_line(ValueError("errors in the following:\n  no such field.\n more")) == \
+        "errors in the following: no such field"
+    assert one_line(ValueError()) == "ValueError"
 
 
 def test_smollm2_is_installed_on_consent_only(monkeypatch):

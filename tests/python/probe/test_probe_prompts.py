@@ -1,6 +1,7 @@
 """Prompts: as long as asked, the same from the same seed, and with their answer in them."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
 from tiny_models import make_tokenizer
@@ -34,6 +35,24 @@ def test_needle_holds_the_key_and_asks_for_it(tokenizer):
         assert abs(len(prompt.tokens) - 600) <= 30  # half a sentence
         depths.append(prompt.text.index(key) / len(prompt.text))
     assert min(depths) < 0.25 and max(depths) > 0.6
+
+
+def test_the_answer_is_written_as_it_follows_the_prompt():
+    """A tokenizer that begins a text with a token of its own, ends it with one, and joins a blank to what follows."""
+    class Tokenizer:
+        bos_token_id, eos_token_id = 1, 2
+
+        def __call__(self, text, add_special_tokens=True):
+            words = [sum(map(ord, word)) + 100 * len(word) for word in re.findall(r" ?[^ ]+", text)]
+            return SimpleNamespace(input_ids=[1, *words, *self.ends] if add_special_tokens else [99, *words])
+
+    for ends in ([], [2]):
+        Tokenizer.ends = ends
+        prompt = Prompts("needle", Tokenizer()).draw(200, 0)
+        key = re.search(r"[0-9]{5}", prompt.text)[0]
+        # Alone, and where the prompt has an end of its own, the tokenizer begins with token 99.
+        expected = sum(map(ord, f" {key}")) + 600
+        assert prompt.answer == ([99, expected] if ends else [expected])
 
 
 def test_seeds(tokenizer):

@@ -195,3 +195,60 @@ def test_rows_that_no_call_has():
     with whet.transformers.collect(model, rows=slice(100, None), summary=True) as stats, torch.no_grad():
         model(ids)
     assert (stats.rows == 0).all()
+
+
+def test_an_alpha_per_head():
+    """Its heads as with the normalizer of that name, whether all have it or some."""
+    from whet.torch import Entmax
+
+    model, ids = small_model("llama"), tokens()
+    alphas = [1.2, 1.5, 2.0, 3.0]
+
+    def first(normalizer, heads=None):
+        with whet.transformers.enable(model, normalizer=normalizer, heads=heads), whet.transformers.collect(model) as stats:
+            run(model, ids)
+        return stats.first[0]
+
+    every = first(Entmax(torch.tensor(alphas)))
+    some = first(Entmax(torch.tensor(alphas[1:3])), [1, 2])
+    for head, alpha in enumerate(alphas):
+        expected = first(f"entmax:{alpha}")[:, head]
+        np.testing.assert_allclose(every[:, head], expected, atol=1e-6)
+        if head in (1, 2):
+            np.testing.assert_allclose(some[:, head], expected, atol=1e-6)
+    np.testing.assert_allclose(some[:, [0, 3]], first("softmax")[:, [0, 3]], atol=1e-6)
+
+
+def test_the_first_key_of_packed_sequences():
+    """Rows of the second sequence don't see the first key that any query of the call sees."""
+    model, ids = small_model("llama"), tokens(1)
+    starts = torch.tensor([0, 10, 24], dtype=torch.int32)
+    positions = torch.cat([torch.arange(10), torch.arange(14)])[None]
+    with whet.transformers.collect(model) as packed:
+        run(model, ids, position_ids=positions, cu_seq_lens_q=starts, cu_seq_lens_k=starts, max_length_q=14, max_length_k=14)
+    with whet.transformers.collect(model) as alone:
+        run(model, ids[:, :10])
+    np.testing.assert_allclose(packed.first[..., :10], alone.first, atol=1e-5)
+    assert (packed.first[..., 10:] == 0).all()
+
+
+def test_enable_and_disable_inside():
+    model, ids = small_model("llama"), tokens()
+    before = model.config._attn_implementation
+    with whet.transformers.collect(model) as stats:
+        whet.transformers.enable(model, "fixed:2")
+        run(model, ids)
+    assert (stats.beta[..., 1:] == 2).all()  # the first query sees one key
+    assert model.config._attn_implementation == "whet"  # as enable() said: from now on
+    with whet.transformers.collect(model) as stats:
+        run(model, ids)
+    assert (stats.beta[..., 1:] == 2).all()  # the first query sees one key
+    with whet.transformers.collect(model):
+        whet.transformers.disable(model)
+    assert model.config._attn_implementation == before
+    with whet.transformers.collect(model) as stats:
+        with whet.transformers.enable(model, "fixed:3"):
+            run(model, ids)
+        run(model, ids)
+    assert (stats.beta[..., 1:24] == 3).all() and (stats.beta[..., 24:] == 1).all()
+    assert model.config._attn_implementation == before

@@ -272,6 +272,8 @@ def test_wrong_arguments_change_nothing(arguments, error, text):
     (b'{"kind": "rules", "rules": {"1": [7]}}', "has for layer 1: rule: is a int"),
     (b'{"kind": "rules", "rules": {"1": ["paper"]}}', "1 given, must be one per head"),
     (b'{"kind": "rules", "rules": {"9": ["none", "none", "none", "none"]}}', "is for layer 9"),
+    (b'{"kind": "rules", "layers": 30, "rules": {}}', "is for a model with 30 layers where this one has 3"),
+    (b'{"kind": "rules", "layers": 3, "heads": [4], "rules": {}}', "is for a model with [4] heads where this one has 4"),
 ])
 def test_files_of_rules_are_not_trusted(tmp_path, content, text):
     file = tmp_path / "rules.json"
