@@ -34,17 +34,29 @@ struct Device {
         states(static_cast<std::size_t>(p.rows())),
         sums(states.size()),
         mass(states.size(), -7),
-        out(arithmetic_type(type), p.dout.sizes) {
+        out(arithmetic_type(type), p.dout.sizes),
+        dq(arithmetic_type(type), p.q.sizes) {
     call.options.rule = {};
     call.options.head_rules = {};
+    if (p.sinks.given()) dsinks = Placed(arithmetic_type(type), p.sinks.sizes);
+    if (p.query_scale.given()) dquery_scale = Placed(arithmetic_type(type), p.query_scale.sizes);
+  }
+
+  // Has the logits kept between its passes.
+  void keep_logits() {
+    const std::vector<std::int64_t>& q = call.q.sizes();
+    logits = Placed(arithmetic_type(call.q.type()), {q[0], q[1], q[2], call.k.sizes()[2]});
+    shard.logits = logits.view();
   }
 
   AttentionCall call;
   Shard shard;
+  Placed logits;
   std::vector<RowState> states;
   std::vector<RowSums> sums;
   std::vector<double> mass;
   Placed out;
+  Placed dq, dsinks, dquery_scale;  // parts, in the type of the arithmetic
 };
 
 class Devices {
@@ -56,6 +68,11 @@ class Devices {
     }
   }
   void reverse() { std::ranges::reverse(order_); }
+  void keep_logits() {
+    for (const auto& device : all_) device->keep_logits();
+  }
+  Device& device(std::size_t s) { return *all_[s]; }
+  std::size_t size() const { return all_.size(); }
 
   // Exchange 1.
   std::vector<RowState> merged_states() {
@@ -100,6 +117,32 @@ class Devices {
     return out.values();
   }
 
+  // Exchange 3.
+  std::vector<GradientSums> added_gradient_sums(std::span<const WeighedRow> rows) {
+    std::vector<GradientSums> added(rows.size()), part(rows.size());
+    for (std::size_t s : order_) {
+      AttentionCall& call = all_[s]->call;
+      shard_gradient_sums(call.q.view(), call.k.view(), call.v.view(), call.dout.view(), all_[s]->shard, rows,
+                          part, call.options, call.execution);
+      for (std::size_t r = 0; r < rows.size(); ++r) added[r] = add(added[r], part[r]);
+    }
+    return added;
+  }
+
+  // Every device's dk, dv and dbias, and its parts of the others.
+  void backward(std::span<const RowSlope> rows) {
+    for (std::size_t s : order_) {
+      Device& device = *all_[s];
+      AttentionCall& call = device.call;
+      AttentionGradients gradients = call.gradients();
+      gradients.dq = device.dq.view();
+      gradients.dsinks = device.dsinks.view();
+      gradients.dquery_scale = device.dquery_scale.view();
+      shard_backward(call.q.view(), call.k.view(), call.v.view(), call.dout.view(), device.shard, rows,
+                     gradients, call.options, call.execution);
+    }
+  }
+
  private:
   const oracle::Attention& p_;
   DType type_;
@@ -141,6 +184,101 @@ inline std::vector<RowScale> scales_of(const oracle::Attention& p, Devices& devi
   for (std::size_t n = 0; n < searches.size(); ++n) rows[row_of_search[n]].beta = searches[n].beta();
   return rows;
 }
+
+// The gradient of all devices together, in the arrays of a call over all keys.
+class GatheredGradients {
+ public:
+  GatheredGradients(const oracle::Attention& p, DType type, Devices& devices, BetaGradient mode)
+      : call(p, type, arithmetic_type(type)), p_(p), devices_(devices) {
+    const std::vector<RowState> merged = devices.merged_states();
+    const std::vector<RowScale> scales = scales_of(p, devices, merged);
+    for (const RowScale& row : scales) betas.push_back(row.beta);
+    std::vector<double> masses;
+    devices.merged_outputs(scales, masses);
+    devices.backward(slopes(merged, scales, masses, mode));
+    join();
+  }
+
+  AttentionCall call;
+  std::vector<double> betas;
+
+ private:
+  std::vector<RowSlope> slopes(std::span<const RowState> merged, std::span<const RowScale> scales,
+                               std::span<const double> masses, BetaGradient mode) {
+    const std::vector<RowSums> sums = devices_.added_sums(scales);
+    std::vector<WeighedRow> rows;
+    oracle::for_each_row(p_, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+      const std::size_t r = p_.row(b, h, i);
+      const bool searched = library_rule(p_.rule(h)).needs_search();
+      const double mean = searched ? sums[r].t / sums[r].z : merged[r].t / merged[r].z;
+      rows.push_back({scales[r].max, scales[r].beta, mean});
+    });
+    const std::vector<GradientSums> all = devices_.added_gradient_sums(rows);
+    const std::vector<double> products = output_products();
+    std::vector<RowSlope> found;
+    oracle::for_each_row(p_, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+      const std::size_t r = p_.row(b, h, i);
+      const Rule rule = library_rule(p_.rule(h));
+      // A beta that stays needs no exchange.
+      const bool moves = beta_moves(rule, rows[r].beta, mode);
+      const GradientSums only{.wg = products[r]};
+      found.push_back(row_slope(rule, merged[r], rows[r], masses[r], moves ? all[r] : only, mode));
+    });
+    return found;
+  }
+
+  // The mass of each row times <dout, out>.
+  std::vector<double> output_products() {
+    std::vector<double> products(static_cast<std::size_t>(p_.rows()));
+    for (std::size_t s = 0; s < devices_.size(); ++s) {
+      const std::vector<double> out = devices_.device(s).out.values();
+      for (std::size_t n = 0; n < out.size(); ++n) {
+        products[n / static_cast<std::size_t>(p_.E)] += out[n] * p_.dout.values[n];
+      }
+    }
+    return products;
+  }
+
+  void join() {
+    put(call.dk, 2, [](Device& d) -> Placed& { return d.call.dk; });
+    put(call.dv, 2, [](Device& d) -> Placed& { return d.call.dv; });
+    put(call.dbias, 3, [](Device& d) -> Placed& { return d.call.dbias; });
+    put(call.dq, -1, [](Device& d) -> Placed& { return d.dq; });
+    put(call.dsinks, -1, [](Device& d) -> Placed& { return d.dsinks; });
+    put(call.dquery_scale, -1, [](Device& d) -> Placed& { return d.dquery_scale; });
+  }
+
+  // The parts of all devices side by side along the axis of the keys; added up where there is none (-1), or
+  // where it has size 1.
+  template <typename Part>
+  void put(Placed& to, int axis, const Part& part) {
+    if (to.view().data == nullptr) return;
+    const auto size_of = [&](std::size_t a) { return a < to.sizes().size() ? to.sizes()[a] : 1; };
+    const std::int64_t size = axis < 0 ? 1 : size_of(static_cast<std::size_t>(axis));
+    std::int64_t run = 1;
+    for (std::size_t a = static_cast<std::size_t>(axis + 1); a < to.sizes().size(); ++a) run *= size_of(a);
+    std::vector<double> whole(to.values().size());
+    for (std::size_t s = 0; s < devices_.size(); ++s) {
+      Device& device = devices_.device(s);
+      const std::vector<double> values = part(device).values();
+      EXPECT_TRUE(part(device).gaps_are_intact());
+      const std::int64_t from = device.shard.first_key, end = from + device.call.k.sizes()[2];
+      std::size_t next = 0;
+      for (std::size_t n = 0; n < whole.size(); ++n) {
+        const std::int64_t index = static_cast<std::int64_t>(n) / run % size;
+        if (size == 1) {
+          if (!values.empty()) whole[n] += values[next++];
+        } else if (index >= from && index < end) {
+          whole[n] = values[next++];
+        }
+      }
+    }
+    to.set(whole);
+  }
+
+  const oracle::Attention& p_;
+  Devices& devices_;
+};
 
 // A merged state against the oracle's. Bounds as in attention_contract.h: the terms of z, t and u are known
 // as contract.h says when logits are given, and a logit is known to within delta, which moves e^y by 2 delta

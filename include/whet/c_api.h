@@ -65,6 +65,18 @@ typedef struct whet_row_scale {
   double max, beta;
 } whet_row_scale;
 
+typedef struct whet_weighed_row {
+  double max, beta, mean;
+} whet_weighed_row;
+
+typedef struct whet_gradient_sums {
+  double wg, wdg, wd, wdd, ties;
+} whet_gradient_sums;
+
+typedef struct whet_row_slope {
+  double max, beta, scale, mean, constant, g_factor, y_factor, p_factor, plain_mean, peak_share;
+} whet_row_slope;
+
 typedef struct whet_row_index {
   int64_t batch, head, query;
 } whet_row_index;
@@ -293,6 +305,7 @@ typedef struct whet_shard {
   size_t struct_size;
   int64_t first_key;
   int64_t all_keys;
+  const whet_view* logits; /* NULL: they are computed in every call */
 } whet_shard;
 
 /* `out`: one state per row. */
@@ -312,6 +325,25 @@ WHET_API whet_status whet_shard_attention(const whet_view* q, const whet_view* k
 /* outs[s] and masses[s] are those of shard s of `shards`. */
 WHET_API whet_status whet_merge_outputs(const whet_view* const* outs, const double* const* masses,
                                         size_t shards, const whet_view* out);
+/* `rows` and `out`: one per row. */
+WHET_API whet_status whet_shard_gradient_sums(const whet_view* q, const whet_view* k, const whet_view* v,
+                                              const whet_view* dout, const whet_shard* shard,
+                                              const whet_weighed_row* rows, whet_gradient_sums* out,
+                                              const whet_attention_options* options,
+                                              const whet_execution* execution);
+/* `rows`: one per row. */
+WHET_API whet_status whet_shard_backward(const whet_view* q, const whet_view* k, const whet_view* v,
+                                         const whet_view* dout, const whet_shard* shard,
+                                         const whet_row_slope* rows,
+                                         const whet_attention_gradients* gradients,
+                                         const whet_attention_options* options,
+                                         const whet_execution* execution);
+/* `moves`: 1 if the gradient of a row with this beta needs all of its gradient sums. */
+WHET_API whet_status whet_beta_moves(const char* rule, double beta, int32_t hold_beta, int32_t* moves);
+WHET_API whet_status whet_row_slope_of(const char* rule, const whet_row_state* merged,
+                                       const whet_weighed_row* row, double mass,
+                                       const whet_gradient_sums* sums, int32_t hold_beta,
+                                       whet_row_slope* out);
 /* The sums of two shards, at the same max and beta; `out` may be `a` or `b`. */
 WHET_API whet_status whet_add(const whet_row_sums* a, const whet_row_sums* b, whet_row_sums* out);
 

@@ -10,9 +10,20 @@
 // A rule that needs_search() takes one exchange more at the start and one per step: shard_sums() at
 // {max, search.beta()} in every shard, add() the sums of a row, give them to its BetaSearch.
 //
+// The gradient, where beta_moves(rule, beta), needs an exchange before the one of its result:
+//
+//     every shard    shard_gradient_sums(q, k, v, dout, row)   GradientSums per row
+//     exchange 3     add() them; otherwise only wg counts, and that is mass <dout, out>
+//     every shard    shard_backward(q, k, v, dout, slope)      dk, dv and dbias of its keys; a part of dq
+//     exchange 4     add the dq
+//
+// Everything that is exchanged is a sum but min and max of a RowState, so that an all-reduce does it; in
+// which order it adds then decides the last bits.
+//
 // Options are those of attention for the whole problem, with k, v, bias and mask cut to the shard; lengths,
 // causal and window count keys of the whole. rule and head_rules aren't used: the caller applies them to the
-// merged states. Nor is execution.workspace.
+// merged states. Nor is execution.workspace. A call with few queries reads keys and values where they lie, as
+// attention does.
 #ifndef WHET_SHARD_H_
 #define WHET_SHARD_H_
 
@@ -34,6 +45,9 @@ namespace whet {
 struct Shard {
   std::int64_t first_key = 0;
   std::int64_t all_keys = 0;
+  // (B, H, N, M) in the type of the arithmetic (f32; f64 for f64), any strides: shard_states leaves the logits
+  // there, and shard_sums and shard_attention read them instead of computing q k again. Empty: they do.
+  View logits{};
 };
 
 // What every shard needs of a row to compute weights: the merged maximum and the chosen beta.
@@ -56,7 +70,7 @@ WHET_API void shard_sums(ConstView q, ConstView k, const Shard& shard, std::span
                          std::span<RowSums> out, const AttentionOptions& options = {},
                          const Execution& execution = {});
 
-// out = sum of e v, unnormalised, in the type of the arithmetic (f32; f64 for f64), and mass = sum of e, with
+// out = sum of e v, unnormalised, in the type of the arithmetic, and mass = sum of e, with
 // e = exp(rows[i].beta (x - rows[i].max)); `rows` and `mass` hold one per row. A row whose beta is NaN gives
 // NaN. One whose merged max is -inf or NaN gives 0 otherwise: no shard has a visible key for it.
 WHET_API void shard_attention(ConstView q, ConstView k, ConstView v, const Shard& shard,
@@ -64,9 +78,73 @@ WHET_API void shard_attention(ConstView q, ConstView k, ConstView v, const Shard
                               const AttentionOptions& options = {}, const Execution& execution = {});
 
 // The output of attention from those of the shards: outs[s] and masses[s] are what shard_attention wrote for
-// shard s. `out` (B, H, N, E) has any element type. A row without mass is 0.
+// shard s, or one of each, added up elsewhere. `out` (B, H, N, E) has any element type. A row without mass is
+// 0.
 WHET_API void merge_outputs(std::span<const ConstView> outs, std::span<const std::span<const double>> masses,
                             View out);
+
+// ---- The gradient ----
+
+// A row as forward left it: its merged maximum, its beta, and where y = x - max is measured from, the same in
+// all shards. Any `mean` gives the same gradient but for rounding, which is least near the mean of y under the
+// weights: t / z of the last sums of a search, t / z of the merged state with other rules.
+struct WeighedRow {
+  double max;
+  double beta;
+  double mean;
+};
+
+// Sums of a row over keys: with w = exp(beta y), g = <dout, v> (after dropout; 0 for a sink) and d = y - mean,
+// those of w g, w d g, w d and w d^2; and how many keys, the sink too, are at the maximum.
+struct GradientSums {
+  double wg = 0;
+  double wdg = 0;
+  double wd = 0;
+  double wdd = 0;
+  double ties = 0;
+};
+WHET_API GradientSums add(const GradientSums& a, const GradientSums& b);
+
+// Whether the gradient of a row with this beta needs all of its GradientSums, not wg alone: with a rule whose
+// beta follows the logits, through_rule.
+WHET_API bool beta_moves(const Rule& rule, double beta,
+                         BetaGradient beta_gradient = BetaGradient::through_rule);
+
+// What a shard needs of a row for its gradient. With y = x - max and w = scale exp(beta y),
+//     dL/dx = w (constant + g_factor g + y_factor (y - mean)) + p_factor exp(y) (y - plain_mean)
+//             - peak_share where x = max
+// A scale of 0 is a row without keys, one of NaN a row of NaN.
+struct RowSlope {
+  double max = 0;
+  double beta = 1;
+  double scale = 0;
+  double mean = 0;
+  double constant = 0;
+  double g_factor = 0;
+  double y_factor = 0;
+  double p_factor = 0;
+  double plain_mean = 0;
+  double peak_share = 0;
+};
+
+// The slope of a row: its merged state, its masses and its gradient sums, added up; of these wg alone counts
+// unless beta_moves().
+WHET_API RowSlope row_slope(const Rule& rule, const RowState& merged, const WeighedRow& row, double mass,
+                            const GradientSums& sums,
+                            BetaGradient beta_gradient = BetaGradient::through_rule);
+
+// The gradient sums of all rows over the keys of this shard; `rows` and `out` hold one per row. With the
+// normalizer hard they are 0: its weights have no gradient.
+WHET_API void shard_gradient_sums(ConstView q, ConstView k, ConstView v, ConstView dout, const Shard& shard,
+                                  std::span<const WeighedRow> rows, std::span<GradientSums> out,
+                                  const AttentionOptions& options = {}, const Execution& execution = {});
+
+// dk, dv and dbias of this shard's keys, whole; dsinks in the shard of key 0, 0 elsewhere; and this shard's
+// part of dq and dquery_scale, which are to be added. Gradients as in attention_backward, but dq, dsinks and
+// dquery_scale are in the type of the arithmetic, and there is no dparameter.
+WHET_API void shard_backward(ConstView q, ConstView k, ConstView v, ConstView dout, const Shard& shard,
+                             std::span<const RowSlope> rows, const AttentionGradients& gradients,
+                             const AttentionOptions& options = {}, const Execution& execution = {});
 
 // The search of target_entropy and target_peak for one row whose keys are cut into shards. Its first
 // beta() is 1 and needs all five sums there; later ones don't need w. Ends within 1e-6 of the target

@@ -56,7 +56,14 @@ AttentionOutputs outputs_of(const whet_attention_outputs& o, const WrittenStats&
           .tile_counts = reinterpret_cast<TileCounts*>(o.tile_counts)};
 }
 
-AttentionGradients gradients_of(const whet_attention_gradients* given, const Call& call) {
+AttentionBackwardOptions backward_of(const whet_attention_backward_options* given) {
+  const whet_attention_backward_options b = known_part(given, "backward");
+  return {.beta_gradient = beta_gradient(b.hold_beta), .saved = view_if_given(b.saved, "saved")};
+}
+
+}  // namespace
+
+AttentionGradients gradients_of(const whet_attention_gradients* given, std::size_t rows) {
   required(given, "gradients");
   const whet_attention_gradients g = known_part(given, "gradients");
   return {.dq = view_if_given(g.dq, "dq"),
@@ -65,15 +72,8 @@ AttentionGradients gradients_of(const whet_attention_gradients* given, const Cal
           .dbias = view_if_given(g.dbias, "dbias"),
           .dsinks = view_if_given(g.dsinks, "dsinks"),
           .dquery_scale = view_if_given(g.dquery_scale, "dquery_scale"),
-          .dparameter = span_if_given(g.dparameter, call.rows())};
+          .dparameter = span_if_given(g.dparameter, rows)};
 }
-
-AttentionBackwardOptions backward_of(const whet_attention_backward_options* given) {
-  const whet_attention_backward_options b = known_part(given, "backward");
-  return {.beta_gradient = beta_gradient(b.hold_beta), .saved = view_if_given(b.saved, "saved")};
-}
-
-}  // namespace
 
 AttentionOptions options_of(const whet_attention_options& o) {
   AttentionOptions options{.rule = rule_of(o.rule),
@@ -140,7 +140,7 @@ whet_status whet_attention_backward(const whet_view* q, const whet_view* k, cons
                                     const whet_execution* execution) {
   return guarded([&] {
     const Call call(q, k, v, options, execution);
-    whet::attention_backward(call.q, call.k, call.v, view_of(dout, "dout"), gradients_of(gradients, call),
+    whet::attention_backward(call.q, call.k, call.v, view_of(dout, "dout"), gradients_of(gradients, call.rows()),
                              call.options, backward_of(backward), call.execution);
   });
 }
@@ -153,7 +153,7 @@ whet_status whet_attention_backward_workspace(const whet_view* q, const whet_vie
   return guarded([&] {
     const Call call(q, k, v, options, execution);
     required(bytes, "bytes") =
-        whet::attention_backward_workspace(call.q, call.k, call.v, gradients_of(gradients, call),
+        whet::attention_backward_workspace(call.q, call.k, call.v, gradients_of(gradients, call.rows()),
                                            call.options, backward_of(backward), call.execution);
   });
 }

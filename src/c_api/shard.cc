@@ -11,12 +11,15 @@ namespace whet::c_api {
 namespace {
 
 static_assert(offsetof(RowSums, w) == offsetof(whet_row_sums, w) &&
-              offsetof(RowScale, beta) == offsetof(whet_row_scale, beta));
+              offsetof(RowScale, beta) == offsetof(whet_row_scale, beta) &&
+              offsetof(WeighedRow, mean) == offsetof(whet_weighed_row, mean) &&
+              offsetof(GradientSums, ties) == offsetof(whet_gradient_sums, ties) &&
+              offsetof(RowSlope, peak_share) == offsetof(whet_row_slope, peak_share));
 
 Shard shard_of(const whet_shard* given) {
   required(given, "shard");
   const whet_shard s = known_part(given, "shard");
-  return {.first_key = s.first_key, .all_keys = s.all_keys};
+  return {.first_key = s.first_key, .all_keys = s.all_keys, .logits = view_if_given(s.logits, "logits")};
 }
 
 AttentionOptions shard_options(const whet_attention_options* given) {
@@ -88,6 +91,52 @@ whet_status whet_merge_outputs(const whet_view* const* outs, const double* const
                                             rows_of(to), "masses"));
     }
     whet::merge_outputs(views, sums, to);
+  });
+}
+
+whet_status whet_shard_gradient_sums(const whet_view* q, const whet_view* k, const whet_view* v,
+                                     const whet_view* dout, const whet_shard* shard,
+                                     const whet_weighed_row* rows, whet_gradient_sums* out,
+                                     const whet_attention_options* options, const whet_execution* execution) {
+  return guarded([&] {
+    const whet::ConstView queries = view_of(q, "q");
+    const std::size_t count = rows_of(queries);
+    whet::shard_gradient_sums(queries, view_of(k, "k"), view_of(v, "v"), view_of(dout, "dout"),
+                              shard_of(shard), elements<const whet::WeighedRow>(rows, count, "rows"),
+                              elements<whet::GradientSums>(out, count, "out"), shard_options(options),
+                              execution_of(execution));
+  });
+}
+
+whet_status whet_shard_backward(const whet_view* q, const whet_view* k, const whet_view* v,
+                                const whet_view* dout, const whet_shard* shard, const whet_row_slope* rows,
+                                const whet_attention_gradients* gradients,
+                                const whet_attention_options* options, const whet_execution* execution) {
+  return guarded([&] {
+    const whet::ConstView queries = view_of(q, "q");
+    const std::size_t count = rows_of(queries);
+    whet::shard_backward(queries, view_of(k, "k"), view_of(v, "v"), view_of(dout, "dout"), shard_of(shard),
+                         elements<const whet::RowSlope>(rows, count, "rows"),
+                         gradients_of(gradients, count), shard_options(options),
+                         execution_of(execution));
+  });
+}
+
+whet_status whet_beta_moves(const char* rule, double beta, int32_t hold_beta, int32_t* moves) {
+  return guarded([&] {
+    const bool result = whet::beta_moves(rule_of(rule), beta, beta_gradient(hold_beta));
+    required(moves, "moves") = result ? 1 : 0;
+  });
+}
+
+whet_status whet_row_slope_of(const char* rule, const whet_row_state* merged, const whet_weighed_row* row,
+                              double mass, const whet_gradient_sums* sums, int32_t hold_beta,
+                              whet_row_slope* out) {
+  return guarded([&] {
+    elements<whet::RowSlope>(out, 1, "out")[0] =
+        whet::row_slope(rule_of(rule), elements<const whet::RowState>(merged, 1, "merged")[0],
+                        elements<const whet::WeighedRow>(row, 1, "row")[0], mass,
+                        elements<const whet::GradientSums>(sums, 1, "sums")[0], beta_gradient(hold_beta));
   });
 }
 

@@ -204,6 +204,7 @@ auto written_by(const AttentionJob& job) {
   const AttentionOutputs& o = job.outputs;
   const std::span<TileCounts> counts(o.tile_counts, o.tile_counts == nullptr ? 0 : 1);
   return std::to_array<Extent>({{job.out, "out"},
+                                {job.logits, "logits"},
                                 {job.weights, "weights"},
                                 {job.dq, "dq"},
                                 {job.dk, "dk"},
@@ -286,17 +287,14 @@ void check_same_sizes(const ConstView& gradient, const ConstView& of, const char
        "its sizes are " + text(gradient.sizes) + ", must be those of " + of_name + ", " + text(of.sizes));
 }
 
-AttentionJob backward_job(const ConstView& q, const ConstView& k, const ConstView& v,
-                          const AttentionGradients& gradients, const AttentionOptions& options,
-                          const AttentionBackwardOptions& backward, const Execution& execution, Data data) {
-  AttentionJob job = common_job(q, k, nullptr, options, execution, data);
-  add_values(job, v, data);
-  job.through_rule = backward.beta_gradient == BetaGradient::through_rule;
-  add_saved(job, backward.saved, data);
-  job.outputs.tile_counts = backward.tile_counts;
-
+// `partial`: those that are sums over all keys are in the type of the arithmetic.
+void add_gradients(AttentionJob& job, const AttentionGradients& gradients, bool partial, Data data) {
+  const AttentionOptions& options = job.options;
   const AttentionShape& s = job.shape;
-  job.dq = grid_if_given(gradients.dq, written(like_q(s, "dq")), data);
+  ViewSpec like_dq = like_q(s, "dq");
+  if (partial) like_dq.dtype = like_dq.other_dtype = arithmetic(s);
+  const auto type_of = [&](const Grid& of) { return partial ? arithmetic(s) : of.dtype; };
+  job.dq = grid_if_given(gradients.dq, written(like_dq), data);
   job.dk = grid_if_given(gradients.dk, written(like_k(s, "dk")), data);
   job.dv = grid_if_given(gradients.dv, written(like_v(s, "dv")), data);
   if (is_given(gradients.dbias)) {
@@ -306,13 +304,26 @@ AttentionJob backward_job(const ConstView& q, const ConstView& k, const ConstVie
   }
   if (is_given(gradients.dsinks)) {
     if (!job.sinks.given) fail("dsinks", "given without sinks");
-    job.dsinks = grid(gradients.dsinks, written(like_dsinks(s, job.sinks)), data);
+    job.dsinks = grid(gradients.dsinks, written(like_dsinks(s, type_of(job.sinks))), data);
   }
   if (is_given(gradients.dquery_scale)) {
     if (!job.query_scale.given) fail("dquery_scale", "given without query_scale");
     check_same_sizes(gradients.dquery_scale, options.query_scale, "dquery_scale", "query_scale");
-    job.dquery_scale = grid(gradients.dquery_scale, written(like_dquery_scale(s, job.query_scale)), data);
+    job.dquery_scale =
+        grid(gradients.dquery_scale, written(like_dquery_scale(s, type_of(job.query_scale))), data);
   }
+}
+
+AttentionJob backward_job(const ConstView& q, const ConstView& k, const ConstView& v,
+                          const AttentionGradients& gradients, const AttentionOptions& options,
+                          const AttentionBackwardOptions& backward, const Execution& execution, Data data) {
+  AttentionJob job = common_job(q, k, nullptr, options, execution, data);
+  add_values(job, v, data);
+  job.through_rule = backward.beta_gradient == BetaGradient::through_rule;
+  add_saved(job, backward.saved, data);
+  job.outputs.tile_counts = backward.tile_counts;
+  add_gradients(job, gradients, false, data);
+  const AttentionShape& s = job.shape;
   job.dparameter = gradients.dparameter;
   if (!job.dparameter.empty()) check_count(job.dparameter.size(), s.rows(), "dparameter", "one per row");
   return job;
@@ -413,14 +424,24 @@ AttentionJob attention_backward_shape_job(ConstView q, ConstView k, ConstView v,
   return backward_job(q, k, v, gradients, options, backward, execution, Data::not_read);
 }
 
-AttentionJob shard_job(ConstView q, ConstView k, ConstView v, View out, const Shard& shard,
-                       const AttentionOptions& options, const Execution& execution) {
+namespace {
+
+AttentionJob common_shard_job(const ConstView& q, const ConstView& k, const Shard& shard,
+                              const AttentionOptions& options, const Execution& execution) {
   check_shard(shard, k, options);
   AttentionOptions used = options;
   used.rule = {};
   used.head_rules = {};
-  AttentionJob job = common_job(q, k, &shard, used,
-                                {.threads = execution.threads, .executor = execution.executor}, Data::read);
+  return common_job(q, k, &shard, used, {.threads = execution.threads, .executor = execution.executor},
+                    Data::read);
+}
+
+}  // namespace
+
+AttentionJob shard_job(ConstView q, ConstView k, ConstView v, View out, const Shard& shard,
+                       const AttentionOptions& options, const Execution& execution) {
+  AttentionJob job = common_shard_job(q, k, shard, options, execution);
+  job.logits = grid_if_given(shard.logits, like_logits(job.shape), Data::read);
   if (is_given(v) || is_given(out)) {
     add_values(job, v, Data::read);
     job.out = grid(out, written(like_out(job.shape, "out", arithmetic(job.shape))), Data::read);
@@ -429,9 +450,29 @@ AttentionJob shard_job(ConstView q, ConstView k, ConstView v, View out, const Sh
   return job;
 }
 
+AttentionJob shard_backward_job(ConstView q, ConstView k, ConstView v, ConstView dout, const Shard& shard,
+                                const AttentionGradients& gradients, const AttentionOptions& options,
+                                const Execution& execution) {
+  AttentionJob job = common_shard_job(q, k, shard, options, execution);
+  add_values(job, v, Data::read);
+  if (!gradients.dparameter.empty()) fail("dparameter", "given, shards of keys have none");
+  add_gradients(job, gradients, true, Data::read);
+  job.dout = grid(dout, like_out(job.shape, "dout", job.shape.dtype), Data::read);
+  check_all_apart(job);
+  return job;
+}
+
+void check_one_a_row(std::size_t given, const AttentionJob& job, const char* name) {
+  check_count(given, job.shape.rows(), name, "one per row");
+}
+
 void check_apart(const AttentionJob& job, const Extent& written) {
   for (const Extent& read : read_by(job)) check_apart(written, read);
   for (const Extent& other : written_by(job)) check_apart(written, other);
+}
+
+void check_written_apart(const AttentionJob& job, const Extent& read) {
+  for (const Extent& written : written_by(job)) check_apart(written, read);
 }
 
 }  // namespace whet::core

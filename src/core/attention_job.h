@@ -72,6 +72,7 @@ struct AttentionJob {
   double scale = 1;
   Shard shard;  // {0, M} unless a shard
   Grid q, k, v, out;
+  Grid logits;                                         // of a shard
   Grid query_scale;                                    // strides (B, H, N, -)
   Grid bias, mask;                                     // strides (B, H, N, M)
   Grid sinks;                                          // strides (-, H, -, -)
@@ -121,8 +122,19 @@ AttentionJob attention_backward_shape_job(ConstView q, ConstView k, ConstView v,
 AttentionJob shard_job(ConstView q, ConstView k, ConstView v, View out, const Shard& shard,
                        const AttentionOptions& options, const Execution& execution = {});
 
+// The same for the gradient of a shard, or for sums of it: then there are no gradients.
+AttentionJob shard_backward_job(ConstView q, ConstView k, ConstView v, ConstView dout, const Shard& shard,
+                                const AttentionGradients& gradients, const AttentionOptions& options,
+                                const Execution& execution = {});
+
+// Error unless a shard call is given one of these per row.
+void check_one_a_row(std::size_t given, const AttentionJob& job, const char* name);
+
 // Error if what a shard call writes beside `out` overlaps what the job reads or writes.
 void check_apart(const AttentionJob& job, const Extent& written);
+
+// Error if what a shard call reads beside the job's arrays overlaps what the job writes.
+void check_written_apart(const AttentionJob& job, const Extent& read);
 
 }  // namespace whet::core
 

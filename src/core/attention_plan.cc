@@ -43,7 +43,7 @@ std::int64_t limited_to_rows(std::int64_t block_rows, std::int64_t rows) {
 
 AttentionPlan forward_plan(const PlanInput& in) {
   AttentionPlan plan;
-  plan.few = in.rows <= kFewRows && !in.packs;
+  plan.few = in.rows <= kFewRows;
   if (plan.few) {
     plan.block_rows = in.rows;
     plan.blocks = ceil_divide(in.keys, kChunkKeys);

@@ -48,7 +48,6 @@ struct PlanInput {
   std::int64_t element_bytes = 4;
   std::int64_t cache_bytes = 0;  // second-level cache of a core
   int threads = 1;
-  bool packs = false;  // few rows take the path of many, too
 };
 
 struct AttentionPlan {

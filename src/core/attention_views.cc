@@ -14,7 +14,7 @@ ViewSpec exactly(const char* name, const char* letters, const Dims& sizes, DType
   return {.name = name, .letters = letters, .sizes = sizes, .dtype = dtype, .other_dtype = dtype};
 }
 
-ViewSpec like_logits(const AttentionShape& s, const char* name, DType dtype) {
+ViewSpec per_logit(const AttentionShape& s, const char* name, DType dtype) {
   ViewSpec spec = exactly(name, "(B, H, N, M)", {s.batch, s.heads, s.queries, s.keys}, dtype);
   spec.repeats = true;
   return spec;
@@ -76,9 +76,15 @@ ViewSpec like_query_scale(const AttentionShape& s) {
   return either_type(per_query(s, "query_scale", s.dtype), s);
 }
 
-ViewSpec like_bias(const AttentionShape& s) { return either_type(like_logits(s, "bias", s.dtype), s); }
+ViewSpec like_bias(const AttentionShape& s) { return either_type(per_logit(s, "bias", s.dtype), s); }
 
-ViewSpec like_mask(const AttentionShape& s) { return like_logits(s, "mask", DType::boolean); }
+ViewSpec like_mask(const AttentionShape& s) { return per_logit(s, "mask", DType::boolean); }
+
+ViewSpec like_logits(const AttentionShape& s) {
+  ViewSpec spec = per_logit(s, "logits", arithmetic(s));
+  spec.repeats = false;
+  return written(spec);
+}
 
 ViewSpec like_sinks(const AttentionShape& s) { return either_type(per_head(s, "sinks", s.dtype), s); }
 
@@ -88,14 +94,12 @@ ViewSpec like_weights(const AttentionShape& s, std::int64_t rows) {
   return spec;
 }
 
-ViewSpec like_dbias(const AttentionShape& s, const Grid& bias) { return like_logits(s, "dbias", bias.dtype); }
+ViewSpec like_dbias(const AttentionShape& s, const Grid& bias) { return per_logit(s, "dbias", bias.dtype); }
 
-ViewSpec like_dsinks(const AttentionShape& s, const Grid& sinks) {
-  return per_head(s, "dsinks", sinks.dtype);
-}
+ViewSpec like_dsinks(const AttentionShape& s, DType dtype) { return per_head(s, "dsinks", dtype); }
 
-ViewSpec like_dquery_scale(const AttentionShape& s, const Grid& query_scale) {
-  return per_query(s, "dquery_scale", query_scale.dtype);
+ViewSpec like_dquery_scale(const AttentionShape& s, DType dtype) {
+  return per_query(s, "dquery_scale", dtype);
 }
 
 ViewSpec written(ViewSpec spec) {

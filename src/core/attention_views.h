@@ -36,12 +36,13 @@ ViewSpec like_out(const AttentionShape& s, const char* name, DType dtype);
 ViewSpec like_query_scale(const AttentionShape& s);
 ViewSpec like_bias(const AttentionShape& s);
 ViewSpec like_mask(const AttentionShape& s);
+ViewSpec like_logits(const AttentionShape& s);  // of a shard, in the type of the arithmetic
 ViewSpec like_sinks(const AttentionShape& s);
 ViewSpec like_weights(const AttentionShape& s, std::int64_t rows);
-// Those of the gradients, once the bias, the sinks and the query_scale are known.
+// Those of the gradients, once the bias and the types of the others are known.
 ViewSpec like_dbias(const AttentionShape& s, const Grid& bias);
-ViewSpec like_dsinks(const AttentionShape& s, const Grid& sinks);
-ViewSpec like_dquery_scale(const AttentionShape& s, const Grid& query_scale);
+ViewSpec like_dsinks(const AttentionShape& s, DType dtype);
+ViewSpec like_dquery_scale(const AttentionShape& s, DType dtype);
 ViewSpec written(ViewSpec spec);
 
 // Error, naming the argument, if the view does not fit its spec.

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +12,8 @@
 #include "core/arguments.h"
 #include "core/attention_views.h"
 #include "core/beta.h"
+#include "core/saved_rows.h"
+#include "core/slope.h"
 #include "core/target_search.h"
 
 namespace whet {
@@ -161,6 +164,43 @@ void merge_row(const Merge& merge, std::size_t row, std::int64_t batch, std::int
 
 RowSums add(const RowSums& a, const RowSums& b) {
   return {a.z + b.z, a.t + b.t, a.u + b.u, a.v + b.v, a.w + b.w};
+}
+
+GradientSums add(const GradientSums& a, const GradientSums& b) {
+  return {a.wg + b.wg, a.wdg + b.wdg, a.wd + b.wd, a.wdd + b.wdd, a.ties + b.ties};
+}
+
+// At beta = 1 every rule that could is on the constant side of its kink.
+bool beta_moves(const Rule& rule, double beta, BetaGradient beta_gradient) {
+  return beta_gradient == BetaGradient::through_rule && core::needs_entropy(rule) && beta != 1;
+}
+
+RowSlope row_slope(const Rule& rule, const RowState& merged, const WeighedRow& row, double mass,
+                   const GradientSums& sums, BetaGradient beta_gradient) {
+  RowSlope slope;
+  slope.max = row.max;
+  slope.beta = row.beta;
+  slope.scale = std::isnan(row.beta) ? row.beta : mass;
+  if (merged.count == 0) slope.scale = 0;  // a sink alone has no weight
+  if (!(slope.scale > 0)) return slope;
+  slope.scale = 1 / mass;
+  const core::BackwardSums means = {sums.wg / mass, sums.wdg / mass, sums.wd / mass, sums.wdd / mass};
+  core::BackwardLine line{.constant = -row.beta * means.wg, .g_factor = row.beta};
+  if (beta_moves(rule, row.beta, beta_gradient)) {
+    if (!rule.needs_search()) {
+      core::add_rule_of_entropy(rule.slope(merged) / merged.z, means, line);
+      slope.plain_mean = merged.t / merged.z;
+    } else if (sums.ties > 0 && !core::unreachable(rule, static_cast<std::int64_t>(sums.ties))) {
+      core::add_rule_of_target(rule, row.beta, row.mean, sums.ties, means, line);
+    }
+  }
+  slope.constant = line.constant;
+  slope.g_factor = line.g_factor;
+  slope.y_factor = line.y_factor;
+  if (line.y_factor != 0) slope.mean = row.mean;  // else it may be anything
+  slope.p_factor = line.p_factor;
+  slope.peak_share = line.peak_share;
+  return slope;
 }
 
 struct BetaSearch::Search {

@@ -34,7 +34,7 @@ RowState state_of(std::span<const double> y) {
 }
 
 TEST(ShardSums, Add) {
-  const RowSums sum = add({1, 2, 3, 4, 5}, {10, 20, 30, 40, 50});
+  const RowSums sum = add(RowSums{1, 2, 3, 4, 5}, RowSums{10, 20, 30, 40, 50});
   EXPECT_EQ(sum.z, 11);
   EXPECT_EQ(sum.t, 22);
   EXPECT_EQ(sum.u, 33);

@@ -385,11 +385,16 @@ typedef struct part {
   whet_shard shard;
   float out_data[kHeads][kQueries][kValueSize];
   double mass[kAttentionRows];
+#ifndef V1
+  whet_gradient_sums sums[kAttentionRows];
+  float dq_data[kHeads][kQueries][kSize];
+#endif
 } part;
 
 static void cut(part* p, int i) {
   const int64_t keys = kFirst[i + 1] - kFirst[i];
   const int64_t k_sizes[4] = {1, 1, keys, kSize}, v_sizes[4] = {1, 1, keys, kValueSize};
+  memset(p, 0, sizeof *p);
   memcpy(p->k_sizes, k_sizes, sizeof k_sizes), memcpy(p->v_sizes, v_sizes, sizeof v_sizes);
   p->k = view4(shard_k[kFirst[i]], p->k_sizes), p->v = view4(shard_v[kFirst[i]], p->v_sizes);
   p->out = view4(p->out_data[0][0], kOutSizes);
@@ -415,6 +420,56 @@ static int step(const whet_view* q, part* parts, whet_beta_search** searches, wh
   }
   return 0;
 }
+
+#ifndef V1 /* whose header has no gradients of shards */
+/* The slope of each row, from its sums over both parts. */
+static void find_slopes(const whet_row_state* merged, const whet_row_scale* scales, const part* parts,
+                        whet_row_slope* slopes) {
+  for (int row = 0; row < kAttentionRows; ++row) {
+    const whet_gradient_sums *a = &parts[0].sums[row], *b = &parts[1].sums[row];
+    const whet_gradient_sums sums = {a->wg + b->wg, a->wdg + b->wdg, a->wd + b->wd, a->wdd + b->wdd,
+                                     a->ties + b->ties};
+    const whet_weighed_row weighed = {scales[row].max, scales[row].beta, -1};
+    const double mass = parts[0].mass[row] + parts[1].mass[row];
+    CHECK(whet_row_slope_of(kTarget, &merged[row], &weighed, mass, &sums, 0, &slopes[row]) == WHET_OK);
+  }
+}
+
+/* The gradient to the queries, the sum of two parts, against that of attention. */
+static void check_shard_gradients(const whet_view* q, part* parts, const whet_row_state* merged,
+                                  const whet_row_scale* scales) {
+  static float dout_data[kHeads][kQueries][kValueSize] = {{{1, -1}, {0, 2}}, {{0, 0, 3}, {1, 1, 1}}};
+  static float dq_data[kHeads][kQueries][kSize];
+  const whet_view k = view4(shard_k[0], kKeySizes), v = view4(shard_v[0], kValueSizes);
+  const whet_view dout = view4(dout_data[0][0], kOutSizes), dq = view4(dq_data[0][0], kQuerySizes);
+  const whet_attention_options options = {.struct_size = sizeof options, .rule = kTarget};
+  const whet_attention_gradients gradients = {.struct_size = sizeof gradients, .dq = &dq};
+  whet_weighed_row rows[kAttentionRows];
+  whet_row_slope slopes[kAttentionRows];
+  int32_t moves = 0;
+  CHECK(whet_beta_moves(kTarget, 1.5, 0, &moves) == WHET_OK && moves == 1);
+  CHECK(whet_beta_moves(kTarget, 1.5, 1, &moves) == WHET_OK && moves == 0);
+  for (int row = 0; row < kAttentionRows; ++row) {
+    rows[row].max = scales[row].max, rows[row].beta = scales[row].beta, rows[row].mean = -1;
+  }
+  for (int i = 0; i < kParts; ++i) {
+    CHECK(whet_shard_gradient_sums(q, &parts[i].k, &parts[i].v, &dout, &parts[i].shard, rows, parts[i].sums,
+                                   NULL, NULL) == WHET_OK);
+  }
+  find_slopes(merged, scales, parts, slopes);
+  for (int i = 0; i < kParts; ++i) {
+    const whet_view part_dq = view4(parts[i].dq_data[0][0], kQuerySizes);
+    const whet_attention_gradients wanted = {.struct_size = sizeof wanted, .dq = &part_dq};
+    CHECK(whet_shard_backward(q, &parts[i].k, &parts[i].v, &dout, &parts[i].shard, slopes, &wanted, NULL,
+                              NULL) == WHET_OK);
+  }
+  CHECK(whet_attention_backward(q, &k, &v, &dout, &gradients, &options, NULL, NULL) == WHET_OK);
+  for (int i = 0; i < kAttentionRows * kSize; ++i) {
+    const float sum = (&parts[0].dq_data[0][0][0])[i] + (&parts[1].dq_data[0][0][0])[i];
+    CHECK(fabs(sum - (&dq_data[0][0][0])[i]) < 1e-5);
+  }
+}
+#endif
 
 static void test_shards(void) {
   float whole[kHeads][kQueries][kValueSize], merged[kHeads][kQueries][kValueSize];
@@ -449,6 +504,9 @@ static void test_shards(void) {
   for (int i = 0; i < kAttentionRows * kValueSize; ++i) {
     CHECK(fabs((&merged[0][0][0])[i] - (&whole[0][0][0])[i]) < 1e-5);
   }
+#ifndef V1
+  check_shard_gradients(&q, parts, states[0], scales);
+#endif
 }
 
 static void test_shard_errors(void) {

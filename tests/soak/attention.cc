@@ -292,6 +292,17 @@ GradientBound gradient_bound(const oracle::Attention& p, const oracle::Forward<R
   return {2, static_cast<double>(2 * terms + 32) + 16 * static_cast<double>(moved) / unit<Arithmetic>()};
 }
 
+// Leaves rows out of the gradient whose derivative jumps close by.
+template <typename Arithmetic, typename Real>
+void keep_smooth_rows(oracle::Attention& p, const oracle::Forward<Real>& exact) {
+  oracle::for_each_row(p, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+    const std::size_t r = p.row(b, h, i);
+    if (exact.rows[r].count() == 0 || is_smooth<Arithmetic>(exact.rows[r], p.rule(h), exact.betas[r], p.D))
+      return;
+    for (std::int64_t e = 0; e < p.E; ++e) p.dout.values[p.dout.position({b, h, i, e})] = 0;
+  });
+}
+
 // Leaves out optional outputs, in any combination.
 void drop_some(AttentionOutputs& outputs, Dice& dice) {
   if (dice.chance(0.3)) outputs.stats = {};
@@ -368,12 +379,7 @@ void check_backward(Drawn drawn, const Case& c, Tally& tally) {
   call.forward();
   count(tally, "attention", 0);
   const oracle::Forward<Real> exact = oracle::forward<Real>(p, call.betas());
-  oracle::for_each_row(p, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
-    const std::size_t r = p.row(b, h, i);
-    if (exact.rows[r].count() == 0 || is_smooth<Arithmetic>(exact.rows[r], p.rule(h), exact.betas[r], p.D))
-      return;
-    for (std::int64_t e = 0; e < p.E; ++e) p.dout.values[p.dout.position({b, h, i, e})] = 0;
-  });
+  keep_smooth_rows<Arithmetic>(p, exact);
   call.dout.set(p.dout.values);
   const bool given = dice.chance(0.7);
   if (!given) call.outputs.saved = {};
@@ -406,18 +412,28 @@ void check_backward(Drawn drawn, const Case& c, Tally& tally) {
 }
 
 template <typename Arithmetic>
-void check_in_shards(const Drawn& drawn, const Case& c, Tally& tally) {
+void check_in_shards(Drawn drawn, const Case& c, Tally& tally) {
   Dice dice(c, 15);
   const Cuts cuts = draw_starts(dice, dice.between(1, 5), drawn.p.M);
   SCOPED_TRACE("cuts " + testing::PrintToString(cuts));
   Devices devices(drawn.p, drawn.type, cuts);
   if (dice.chance(0.5)) devices.reverse();
+  if (dice.chance(0.5)) devices.keep_logits();
   const auto gathered = gather<Arithmetic>(drawn.p, devices);
   const std::int64_t shards = std::ssize(cuts) - 1;
   for (const char* function : {"shard_states", "shard_attention"})
     count(tally, function, drawn.p.rows(), shards);
   count(tally, "merge_outputs", drawn.p.rows());
   expect_outputs<Arithmetic>(drawn, gathered.exact, gathered.out, 0);
+
+  keep_smooth_rows<Arithmetic>(drawn.p, gathered.exact);
+  Devices others(drawn.p, drawn.type, cuts);
+  GatheredGradients gradients(drawn.p, drawn.type, others, drawn.mode);
+  for (const char* function : {"shard_gradient_sums", "shard_backward"})
+    count(tally, function, drawn.p.rows(), shards);
+  ExpectedGradients<Arithmetic>(drawn.p, gathered.exact, drawn.mode == BetaGradient::through_rule,
+                                gradient_bound<Arithmetic>(drawn.p, gathered.exact, 0))
+      .expect(gradients.call);
 }
 
 template <typename Body>

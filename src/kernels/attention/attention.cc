@@ -94,8 +94,9 @@ void run_wave(const AttentionRun& run, const AttentionSteps& steps, std::int64_t
   // Rows of a head add to the same column sums.
   const auto rows_step = run.job.outputs.column_sums.empty() ? run_step : run_step_in_order;
   if (run.plan.few) {
-    run_step(run, wave, run.plan.blocks, steps.few_logits);
+    if (!run.has_logits()) run_step(run, wave, run.plan.blocks, steps.few_logits);
     rows_step(run, wave, run.max_rows, steps.few_weights);
+    if (!run.has_outputs()) return;
     run_step(run, wave, run.plan.blocks, steps.few_values);
     run_step(run, wave, run.max_rows, steps.few_output);
   } else {
@@ -108,19 +109,12 @@ void run_wave(const AttentionRun& run, const AttentionSteps& steps, std::int64_t
 void plan_run(AttentionRun& run) {
   measure_units(run);
   run.tiles = (run.max_keys + core::kTileKeys - 1) / core::kTileKeys;
-  core::PlanInput in = plan_input(run);
-  in.packs = run.pass != Pass::attention;
+  const core::PlanInput in = plan_input(run);
   run.plan = core::forward_plan(in);
   const std::int64_t tasks = std::max(run.plan.wave, std::int64_t{1}) *
                              std::max({run.plan.blocks, run.tiles, run.max_rows, std::int64_t{1}});
   run.workers = static_cast<int>(std::min<std::int64_t>(in.threads, tasks));
   measure_memory(run);
-}
-
-void check_one_a_row(std::size_t given, const core::AttentionJob& job, const char* name) {
-  if (given == static_cast<std::size_t>(job.shape.rows())) return;
-  core::fail(name,
-             std::to_string(given) + " given, must be one per row, " + std::to_string(job.shape.rows()));
 }
 
 TileCounts& counts_of(const AttentionRun& run, int worker) {
@@ -187,36 +181,26 @@ std::size_t attention_workspace(ConstView q, ConstView k, ConstView v, const Att
   return kernels::total_bytes(run) + kernels::Arena::kLine;
 }
 
-namespace {
-
-// One exchange of maximum and beta must be enough to weigh the keys of a shard.
-void check_merges_shards(const Normalizer& normalizer) {
-  if (kernels::entry_of(normalizer).merges_shards) return;
-  core::fail("normalizer", "is " + normalizer.name() + ", which can't be merged from shards of keys");
-}
-
-}  // namespace
-
 void shard_states(ConstView q, ConstView k, const Shard& shard, std::span<RowState> out,
                   const AttentionOptions& options, const Execution& execution) {
-  check_merges_shards(options.normalizer);
+  kernels::check_merges_shards(options.normalizer);
   kernels::AttentionRun run{.job = core::shard_job(q, k, {}, {}, shard, options, execution),
                             .pass = kernels::Pass::states,
                             .states = out};
-  kernels::check_one_a_row(out.size(), run.job, "out");
+  core::check_one_a_row(out.size(), run.job, "out");
   core::check_apart(run.job, {out, "out"});
   kernels::run_attention(run);
 }
 
 void shard_sums(ConstView q, ConstView k, const Shard& shard, std::span<const RowScale> rows,
                 std::span<RowSums> out, const AttentionOptions& options, const Execution& execution) {
-  check_merges_shards(options.normalizer);
+  kernels::check_merges_shards(options.normalizer);
   kernels::AttentionRun run{.job = core::shard_job(q, k, {}, {}, shard, options, execution),
                             .pass = kernels::Pass::sums,
                             .scales = rows,
                             .sums = out};
-  kernels::check_one_a_row(rows.size(), run.job, "rows");
-  kernels::check_one_a_row(out.size(), run.job, "out");
+  core::check_one_a_row(rows.size(), run.job, "rows");
+  core::check_one_a_row(out.size(), run.job, "out");
   core::check_apart(run.job, {out, "out"});
   core::check_apart({out, "out"}, {rows, "rows"});
   kernels::run_attention(run);
@@ -225,13 +209,13 @@ void shard_sums(ConstView q, ConstView k, const Shard& shard, std::span<const Ro
 void shard_attention(ConstView q, ConstView k, ConstView v, const Shard& shard,
                      std::span<const RowScale> rows, View out, std::span<double> mass,
                      const AttentionOptions& options, const Execution& execution) {
-  check_merges_shards(options.normalizer);
+  kernels::check_merges_shards(options.normalizer);
   kernels::AttentionRun run{.job = core::shard_job(q, k, v, out, shard, options, execution),
                             .pass = kernels::Pass::shard,
                             .scales = rows,
                             .mass = mass};
-  kernels::check_one_a_row(rows.size(), run.job, "rows");
-  kernels::check_one_a_row(mass.size(), run.job, "mass");
+  core::check_one_a_row(rows.size(), run.job, "rows");
+  core::check_one_a_row(mass.size(), run.job, "mass");
   if (!run.job.v.given) core::fail("v", "not given, must be (B, K, M, E)");
   core::check_apart(run.job, {mass, "mass"});
   core::check_apart({mass, "mass"}, {rows, "rows"});

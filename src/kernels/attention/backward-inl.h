@@ -46,17 +46,21 @@
 #include "kernels/attention/backward_run.h"
 #include "kernels/attention/block-inl.h"
 #include "kernels/attention/dropout-inl.h"
+#include "kernels/attention/few-inl.h"
 #include "kernels/attention/logits-inl.h"
 #include "kernels/attention/result-inl.h"
+#include "kernels/attention/shard_backward-inl.h"
 #include "kernels/attention/sparse-inl.h"
 #include "kernels/dense/matmul-inl.h"
 #include "kernels/elements/elements-inl.h"
 #include "kernels/row/normalizers-inl.h"
+#include "kernels/row/normalizers.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
+using kernels::BackwardPass;
 using kernels::BackwardRun;
 using kernels::BackwardScratch;
 
@@ -122,10 +126,11 @@ HWY_INLINE void BlockProduct(const BackwardBlock<T>& block, const T* a, std::int
   }
 }
 
-// What the gradient of a row is made of: as it was saved, or found again.
+// What the gradient of a row is made of: as it was saved, found again, or, for a shard, given.
 template <typename T>
 HWY_INLINE SavedRow SavedOf(const BackwardRun& run, std::int64_t row, const RowInput<T>& input,
                             const Rule& rule) {
+  if (run.pass != BackwardPass::attention) return GivenRow(run, row);
   const RowFunctions<T>& functions = FunctionsOf<T>(run.job.options.normalizer);
   return run.reads_saved ? LoadSaved<T>(run.job.saved, functions.saves_threshold, row)
                          : functions.save(input, rule);
@@ -151,8 +156,10 @@ inline constexpr T kHidden = T(-1);
 template <typename T>
 HWY_INLINE RowInput<T> BackwardInput(const BackwardBlock<T>& block, std::int64_t row) {
   const KeyRange range = block.ranges[row];
-  return InputOf(block.run.job, block.unit.head(block.first_row + row), block.x(row), range,
-                 block.scratch.weights + range.begin);
+  RowInput<T> input = InputOf(block.run.job, block.unit.head(block.first_row + row), block.x(row), range,
+                              block.scratch.weights + range.begin);
+  if (block.run.pass != BackwardPass::attention) input.sink = false;  // AddPartOfSink
+  return input;
 }
 
 // The row engine's gradient of n keys, one after the other: x and g become weights and dx.
@@ -167,6 +174,7 @@ HWY_INLINE void GradientOf(const BackwardBlock<T>& block, std::int64_t row, cons
   const RowFunctions<T>& functions = FunctionsOf<T>(job.options.normalizer);
   const RowGradient<T> keys{
       x, n, job.options.normalizer.parameter(), block.saved[row], gradient, gradient, line, line, weights};
+  if (block.run.pass != BackwardPass::attention) return GradientOfPart(block.run, block.index(row), keys);
   if (!job.dparameter.empty()) {
     job.dparameter[static_cast<std::size_t>(block.index(row))] = functions.parameter_gradient(keys);
   }
@@ -177,6 +185,22 @@ template <typename T>
 HWY_INLINE void AddSink(const BackwardBlock<T>& block, std::int64_t row, T dx) {
   const std::int64_t head = block.unit.head(block.first_row + row);
   block.scratch.dsinks[head - block.unit.key_head * block.unit.group] += static_cast<double>(dx);
+}
+
+// What the sink of a row adds to the sums of a shard, which begin here, or its own gradient.
+template <typename T>
+HWY_INLINE void AddPartOfSink(const BackwardBlock<T>& block, std::int64_t row) {
+  const BackwardRun& run = block.run;
+  const auto index = static_cast<std::size_t>(block.index(row));
+  // The weights of one without beta have no gradient.
+  const bool moves = kernels::entry_of(run.job.options.normalizer).uses_beta;
+  const auto sink = static_cast<double>(moves ? SinkOf<T>(run.job, block.unit.head(block.first_row + row))
+                                              : kMinusInfinity<T>);
+  if (run.pass == BackwardPass::sums) {
+    run.sums[index] = SumsOfSink(sink, run.weighed[index]);
+  } else {
+    AddSink(block, row, static_cast<T>(GradientOfSink(sink, run.slopes[index])));
+  }
 }
 
 // Which keys of a row can have weight or gradient: if few, they are listed and their logits moved together,
@@ -191,6 +215,7 @@ HWY_INLINE RowKind ChooseRowKeys(BackwardBlock<T>& block, std::int64_t row) {
   const std::int64_t first_tile = range.begin / kTileKeys, end_tile = (range.end - 1) / kTileKeys + 1;
   const Rule& rule = job.rule(block.unit.head(block.first_row + row));
   const double least = block.nonfinite || std::isnan(saved.scale) || job.options.skip_epsilon == 0 ||
+                               block.run.pass != BackwardPass::attention ||
                                BetaMoves(saved, rule, job.through_rule)
                            ? -std::numeric_limits<double>::infinity()
                            : functions.least(job.options.normalizer.parameter(), saved);
@@ -226,6 +251,7 @@ HWY_INLINE void ChooseKeys(BackwardBlock<T>& block) {
   std::fill_n(block.scratch.live, block.strips() * run.tiles, std::uint8_t(0));
   for (std::int64_t row = 0; row < block.rows; ++row) {
     block.kinds[row] = RowKind::kEmpty;
+    if (run.pass != BackwardPass::attention) AddPartOfSink(block, row);
     if (block.ranges[row].empty()) continue;
     const std::int64_t unit_row = block.first_row + row;
     ShapeLogits(run.job, block.unit, unit_row, block.ranges[row], block.x(row), block.cap_slopes(row));
@@ -371,6 +397,7 @@ HWY_NOINLINE void BlockRowGradient(const BackwardBlock<T>& block, std::int64_t r
   if (input.sink) g[range.end] = T(0);
   T* weights = block.scratch.weights + range.begin;
   GradientOf(block, row, input.x, input.size(), g + range.begin, weights);
+  if (run.pass == BackwardPass::sums) return;
   if (input.sink) AddSink(block, row, g[range.end]);
   if (run.bias_sums.data != nullptr) {
     AddBias(run, unit, block.first_row + row, static_cast<const T*>(g + range.begin), nullptr, range.begin,
@@ -539,8 +566,14 @@ HWY_NOINLINE void RunBackwardBlock(BackwardBlock<T>& block) {
     LoadRow(from, run.job.dout.dtype, run.job.dout.strides[3], shape.value_size, to);
     std::fill(to + shape.value_size, to + e_wide, T(0));
   }
-  BlockProduct(block, static_cast<const T*>(scratch.q), d_wide, static_cast<const T*>(scratch.keys),
-               shape.key_size, false, scratch.x);
+  if (run.pass != BackwardPass::attention && run.max_rows <= core::kFewRows) {
+    // With the bits of forward, whose largest logit these are compared with.
+    FewProducts(run, block.unit, static_cast<const T*>(scratch.q), block.rows, block.reach, scratch.tile,
+                scratch.x, run.stride);
+  } else {
+    BlockProduct(block, static_cast<const T*>(scratch.q), d_wide, static_cast<const T*>(scratch.keys),
+                 shape.key_size, false, scratch.x);
+  }
   ChooseKeys(block);
   ListedGradients(block);
   CountTiles(block);
@@ -548,6 +581,7 @@ HWY_NOINLINE void RunBackwardBlock(BackwardBlock<T>& block) {
                shape.value_size, true, scratch.g);
   const bool dense = block.nonfinite || std::ranges::count(block.kinds, RowKind::kDense) > 0;
   for (std::int64_t row = 0; dense && row < block.rows; ++row) BlockRowGradient(block, row);
+  if (run.pass == BackwardPass::sums) return;
   if (block.nonfinite) {
     VisibleProducts(block);
   } else {

@@ -1,6 +1,7 @@
 // attention_backward: arguments in, gradients out.
 
 #include <whet/attention.h>
+#include <whet/shard.h>
 
 #include <algorithm>
 
@@ -180,18 +181,9 @@ void store_query_scale(const BackwardRun& run, const BackwardSteps& steps, const
   });
 }
 
-}  // namespace
-
-}  // namespace kernels
-
-void attention_backward(ConstView q, ConstView k, ConstView v, ConstView dout,
-                        const AttentionGradients& gradients, const AttentionOptions& options,
-                        const AttentionBackwardOptions& backward, const Execution& execution) {
-  using namespace kernels;
+void run_backward(BackwardRun& run, const AttentionGradients& gradients) {
   const BackwardSteps steps = WHET_DISPATCH(GradientSteps)();  // one target for all of the call
-  BackwardRun run{.job =
-                      core::attention_backward_job(q, k, v, dout, gradients, options, backward, execution)};
-  if (!run.job.dparameter.empty()) check_parameter_gradient(options.normalizer);
+  const Execution& execution = run.job.execution;
   plan_backward(run, gradients.dbias.sizes);
   const Workspace workspace(execution.workspace, total_bytes(run));
   run.memory = workspace.base();
@@ -210,6 +202,47 @@ void attention_backward(ConstView q, ConstView k, ConstView v, ConstView dout,
   store_sinks(run, steps);
   store_query_scale(run, steps, gradients.dquery_scale.sizes);
   store_counts(run);
+}
+
+}  // namespace
+
+}  // namespace kernels
+
+void attention_backward(ConstView q, ConstView k, ConstView v, ConstView dout,
+                        const AttentionGradients& gradients, const AttentionOptions& options,
+                        const AttentionBackwardOptions& backward, const Execution& execution) {
+  kernels::BackwardRun run{
+      .job = core::attention_backward_job(q, k, v, dout, gradients, options, backward, execution)};
+  if (!run.job.dparameter.empty()) kernels::check_parameter_gradient(options.normalizer);
+  kernels::run_backward(run, gradients);
+}
+
+void shard_gradient_sums(ConstView q, ConstView k, ConstView v, ConstView dout, const Shard& shard,
+                         std::span<const WeighedRow> rows, std::span<GradientSums> out,
+                         const AttentionOptions& options, const Execution& execution) {
+  kernels::check_merges_shards(options.normalizer);
+  kernels::BackwardRun run{.job = core::shard_backward_job(q, k, v, dout, shard, {}, options, execution),
+                           .pass = kernels::BackwardPass::sums,
+                           .weighed = rows,
+                           .sums = out};
+  core::check_one_a_row(rows.size(), run.job, "rows");
+  core::check_one_a_row(out.size(), run.job, "out");
+  core::check_apart(run.job, {out, "out"});
+  core::check_apart({out, "out"}, {rows, "rows"});
+  kernels::run_backward(run, {});
+}
+
+void shard_backward(ConstView q, ConstView k, ConstView v, ConstView dout, const Shard& shard,
+                    std::span<const RowSlope> rows, const AttentionGradients& gradients,
+                    const AttentionOptions& options, const Execution& execution) {
+  kernels::check_merges_shards(options.normalizer);
+  kernels::BackwardRun run{
+      .job = core::shard_backward_job(q, k, v, dout, shard, gradients, options, execution),
+      .pass = kernels::BackwardPass::shard,
+      .slopes = rows};
+  core::check_one_a_row(rows.size(), run.job, "rows");
+  core::check_written_apart(run.job, {rows, "rows"});
+  kernels::run_backward(run, gradients);
 }
 
 std::size_t attention_backward_workspace(ConstView q, ConstView k, ConstView v,

@@ -2,9 +2,12 @@
 #ifndef WHET_KERNELS_ATTENTION_BACKWARD_RUN_H_
 #define WHET_KERNELS_ATTENTION_BACKWARD_RUN_H_
 
+#include <whet/shard.h>
+
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "core/attention_job.h"
 #include "core/attention_plan.h"
@@ -12,8 +15,19 @@
 
 namespace whet::kernels {
 
+// What is wanted of the rows.
+enum class BackwardPass {
+  attention,
+  sums,  // shard_gradient_sums
+  shard  // shard_backward
+};
+
 struct BackwardRun {
   core::AttentionJob job;
+  BackwardPass pass = BackwardPass::attention;
+  std::span<const WeighedRow> weighed{};  // sums
+  std::span<GradientSums> sums{};         // sums
+  std::span<const RowSlope> slopes{};     // shard
   core::BackwardPlan plan{};
   bool reads_saved = false;  // job.saved is what forward found on the same path
   core::Grid bias_sums{};    // dbias itself, or sums in the type of the arithmetic; data null: not wanted

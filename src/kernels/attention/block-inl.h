@@ -115,6 +115,17 @@ HWY_INLINE double SkipEpsilon(const AttentionRun& run) {
   return sizeof(T) == sizeof(double) ? std::min(given, 0x1p-53) : given;
 }
 
+// Products at x become logits, unless a shard has them already.
+template <typename T>
+HWY_INLINE void MakeLogits(const Block<T>& block, std::int64_t row, T* x) {
+  const std::int64_t unit_row = block.first_row + row;
+  if (block.run.has_logits()) {
+    LoadLogits(block.run, block.unit, unit_row, block.ranges[row], x);
+  } else {
+    ShapeLogits(block.run.job, block.unit, unit_row, block.ranges[row], x);
+  }
+}
+
 // Weights of a row in place, or what a shard wants of it; keep[tile] says which tiles hold any.
 template <typename T>
 HWY_INLINE void WeighBlockRow(Block<T>& block, std::int64_t row, std::uint8_t* keep) {
@@ -123,7 +134,8 @@ HWY_INLINE void WeighBlockRow(Block<T>& block, std::int64_t row, std::uint8_t* k
   const std::int64_t index = run.job.row(block.unit.sequence.batch, head, block.unit.query(unit_row));
   const KeyRange range = block.ranges[row];
   T* x = block.x(row);
-  ShapeLogits(run.job, block.unit, unit_row, range, x);
+  MakeLogits(block, row, x);
+  if (run.keeps_logits()) KeepLogits(run, block.unit, unit_row, range, static_cast<const T*>(x));
   RowInput<T> input = InputOf(run.job, head, x, range, block.scratch.row);
   RowResult<T> result;
   if (run.pass == Pass::attention) {
@@ -137,7 +149,7 @@ HWY_INLINE void WeighBlockRow(Block<T>& block, std::int64_t row, std::uint8_t* k
     result = ShardRow(run, index, input, x + range.begin);
   }
   block.sums[row] = result.sums.z;
-  if (run.job.options.dropout > 0 && run.pass != Pass::states && run.pass != Pass::sums) {
+  if (run.job.options.dropout > 0 && run.has_outputs()) {
     Drop(run.job, index, block.unit.sequence.first_key + range.begin, range.size(), x + range.begin);
   }
   block.keep_plain = result.beta == 1;
@@ -277,11 +289,12 @@ HWY_NOINLINE void RepeatVisible(const Block<T>& block, std::int64_t row, T* out)
   const std::int64_t size = run.job.shape.key_size, wide = run.value_size(), columns = PanelColumns<T>();
   const KeyRange range = block.ranges[row], reach = block.reach[row / kStripRows];
   T* x = block.scratch.row;
-  for (std::int64_t first = range.begin / columns * columns; first < range.end; first += columns) {
+  for (std::int64_t first = range.begin / columns * columns; first < range.end && !run.has_logits();
+       first += columns) {
     Multiply<Into::kReplace>(1, Strip<T>{block.scratch.q + row * run.key_size(), run.key_size(), 1},
                              Panel<T>{block.keys + first * size, columns}, size, x + first, run.stride);
   }
-  ShapeLogits(run.job, block.unit, block.first_row + row, range, x);
+  MakeLogits(block, row, x);
   std::fill_n(out, wide, T(0));
   for (std::int64_t begin = reach.begin; begin < reach.end;) {
     const std::int64_t tile = begin / kTileKeys, end = std::min(reach.end, (tile + 1) * kTileKeys);
@@ -321,10 +334,12 @@ HWY_NOINLINE void RunBlock(const AttentionRun& run, std::int64_t index, std::int
     KeyRange& reach = block.reach[row / kStripRows];
     reach = row % kStripRows == 0 ? block.ranges[row] : Union(reach, block.ranges[row]);
   }
-  LoadQueries(job, unit, first_row, first_row + rows, block.scratch.q, run.key_size());
-  BlockLogits(block);
+  if (!run.has_logits()) {
+    LoadQueries(job, unit, first_row, first_row + rows, block.scratch.q, run.key_size());
+    BlockLogits(block);
+  }
   for (std::int64_t s = 0; s < block.strips(); ++s) WeighStrip(block, s);
-  if (run.pass == Pass::states || run.pass == Pass::sums) return;
+  if (!run.has_outputs()) return;
   BlockOutput(block);
   for (std::int64_t row = 0; row < rows; ++row) {
     T* out = block.scratch.out + row * run.value_size();

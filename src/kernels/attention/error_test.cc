@@ -51,7 +51,11 @@ class Call {
     scales = std::span(take<RowScale>(24), 24);
     states = std::span(take<RowState>(24), 24);
     sums = std::span(take<RowSums>(24), 24);
+    shard.logits = View(take<float>(120), {2, 4, 3, 5});
     mass = std::span(take<double>(24), 24);
+    weighed = std::span(take<WeighedRow>(24), 24);
+    gradient_sums = std::span(take<GradientSums>(24), 24);
+    slopes = std::span(take<RowSlope>(24), 24);
   }
   Call(const Call&) = delete;
 
@@ -75,6 +79,12 @@ class Call {
   void run_states() const { shard_states(q, k, shard, states, options, execution); }
   void run_sums() const { shard_sums(q, k, shard, scales, sums, options, execution); }
   void run_shard() const { shard_attention(q, k, v, shard, scales, out, mass, options, execution); }
+  void run_gradient_sums() const {
+    shard_gradient_sums(q, k, v, dout, shard, weighed, gradient_sums, options, execution);
+  }
+  void run_shard_backward() const {
+    shard_backward(q, k, v, dout, shard, slopes, gradients, options, execution);
+  }
 
   static constexpr RowIndex kRows[] = {{0, 0, 0}, {1, 3, 2}};
 
@@ -90,6 +100,9 @@ class Call {
   std::span<RowState> states;
   std::span<RowSums> sums;
   std::span<double> mass;
+  std::span<WeighedRow> weighed;
+  std::span<GradientSums> gradient_sums;
+  std::span<RowSlope> slopes;
 
  private:
   std::vector<double> memory_, before_;
@@ -107,13 +120,18 @@ constexpr Entry kBackwardWorkspace = {"attention_backward_workspace", &Call::bac
 constexpr Entry kStates = {"shard_states", &Call::run_states};
 constexpr Entry kSums = {"shard_sums", &Call::run_sums};
 constexpr Entry kShard = {"shard_attention", &Call::run_shard};
+constexpr Entry kGradientSums = {"shard_gradient_sums", &Call::run_gradient_sums};
+constexpr Entry kShardBackward = {"shard_backward", &Call::run_shard_backward};
 
 using Entries = std::vector<Entry>;
-const Entries kShards = {kStates, kSums, kShard};
+const Entries kShards = {kStates, kSums, kShard, kGradientSums, kShardBackward};
 const Entries kWhole = {kForward, kForwardWorkspace, kBackward, kBackwardWorkspace};
-const Entries kWithValues = {kForward, kForwardWorkspace, kBackward, kBackwardWorkspace, kShard};
-const Entries kAll = {kForward, kForwardWorkspace, kBackward, kBackwardWorkspace, kStates, kSums, kShard};
-const Entries kThatRead = {kForward, kBackward, kStates, kSums, kShard};  // workspace queries don't
+const Entries kWithValues = {kForward,           kForwardWorkspace, kBackward,
+                             kBackwardWorkspace, kShard,            kGradientSums, kShardBackward};
+const Entries kAll = {kForward, kForwardWorkspace, kBackward,     kBackwardWorkspace, kStates,
+                      kSums,    kShard,            kGradientSums, kShardBackward};
+// Workspace queries don't.
+const Entries kThatRead = {kForward, kBackward, kStates, kSums, kShard, kGradientSums, kShardBackward};
 
 // Calls one after the other, each with arguments bent by `bend`.
 template <typename Bend>
@@ -532,13 +550,31 @@ TEST(AttentionErrors, GradientsOfWhatWasNotGiven) {
 }
 
 TEST(AttentionErrors, Shards) {
-  for (const Shard bad : {Shard{-1, 20}, Shard{16, 20}, Shard{0, 4}, Shard{kMax, kMax}, Shard{0, -1}}) {
+  for (const Shard& bad : {Shard{-1, 20}, Shard{16, 20}, Shard{0, 4}, Shard{kMax, kMax}, Shard{0, -1}}) {
     refuse(kShards, "shard", [&](Call& c) { c.shard = bad; });
   }
   refuse({kSums, kShard}, "rows", [](Call& c) { c.scales = c.scales.first(23); });
   refuse({kStates}, "out", [](Call& c) { c.states = c.states.first(23); });
   refuse({kSums}, "out", [](Call& c) { c.sums = c.sums.first(23); });
   refuse({kShard}, "mass", [](Call& c) { c.mass = c.mass.first(23); });
+  refuse({kGradientSums}, "rows", [](Call& c) { c.weighed = c.weighed.first(23); });
+  refuse({kGradientSums}, "out", [](Call& c) { c.gradient_sums = c.gradient_sums.first(23); });
+  refuse({kShardBackward}, "rows", [](Call& c) { c.slopes = c.slopes.first(23); });
+  for (const Dims& sizes : {Dims{2, 4, 3, 4}, Dims{2, 4, 3}, Dims{1, 4, 3, 5}}) {
+    refuse({kStates, kSums, kShard}, "logits", [&](Call& c) { c.shard.logits.sizes = sizes; });
+  }
+  refuse({kStates, kSums, kShard}, "logits", [](Call& c) { c.shard.logits.dtype = DType::f64; });
+  refuse({kStates, kSums, kShard}, "logits", [](Call& c) { c.shard.logits.data = nullptr; });
+  double parameter[24] = {};
+  refuse({kShardBackward}, "dparameter", [&](Call& c) { c.gradients.dparameter = parameter; });
+  refuse({kShardBackward}, "dsinks", [](Call& c) { c.options.sinks = {}; });
+  // What is a part of a sum is in the type of the arithmetic.
+  for (const auto of : {&AttentionGradients::dq, &AttentionGradients::dsinks, &AttentionGradients::dquery_scale}) {
+    const std::string name = of == &AttentionGradients::dq       ? "dq"
+                             : of == &AttentionGradients::dsinks ? "dsinks"
+                                                                 : "dquery_scale";
+    refuse({kShardBackward}, name, [&](Call& c) { (c.gradients.*of).dtype = DType::bf16; });
+  }
 }
 
 TEST(AttentionErrors, ShardResultsThatOverlap) {
@@ -549,6 +585,13 @@ TEST(AttentionErrors, ShardResultsThatOverlap) {
   refuse({kShard}, "mass", [](Call& c) { c.v.data = c.mass.data(); });
   refuse({kShard}, "mass", [](Call& c) { c.out.data = c.mass.data(); });
   refuse({kShard}, "mass", [](Call& c) { c.mass = {reinterpret_cast<double*>(c.scales.data()), 24}; });
+  refuse({kStates, kSums, kShard}, "logits", [](Call& c) { c.q.data = c.shard.logits.data; });
+  refuse({kGradientSums}, "out", [](Call& c) { c.dout.data = c.gradient_sums.data(); });
+  refuse({kGradientSums}, "out", [](Call& c) {
+    c.gradient_sums = {reinterpret_cast<GradientSums*>(c.weighed.data()), 24};
+  });
+  refuse({kShardBackward}, "dq", [](Call& c) { c.gradients.dq.data = c.slopes.data(); });
+  refuse({kShardBackward}, "dk", [](Call& c) { c.gradients.dk.data = c.gradients.dq.data; });
 }
 
 }  // namespace

@@ -161,8 +161,8 @@ HWY_INLINE void WithStored(const core::Grid& grid, const Unit& unit, std::int64_
 }
 
 // Products of rows with keys [range) of the unit, at x + row * x_stride + key.
-template <typename T>
-HWY_INLINE void FewProducts(const AttentionRun& run, const Unit& unit, const T* q, std::int64_t rows,
+template <class Run, typename T>
+HWY_INLINE void FewProducts(const Run& run, const Unit& unit, const T* q, std::int64_t rows,
                             const KeyRange& range, T* buffer, T* x, std::int64_t x_stride) {
   for (std::int64_t key = range.begin; key < range.end; key += kFewTile) {
     const std::int64_t keys = std::min(kFewTile, range.end - key);
@@ -209,6 +209,39 @@ HWY_INLINE void FewLogits(const AttentionRun& run, std::int64_t index, std::int6
   FewProducts(run, unit, static_cast<const T*>(scratch.q), unit.rows(), keys, scratch.values, x, run.stride);
 }
 
+// Products of a row become logits, unless a shard has them already.
+template <typename T>
+HWY_INLINE void FewRowLogits(const AttentionRun& run, const Unit& unit, std::int64_t row,
+                             const KeyRange& range, T* x) {
+  if (run.has_logits()) {
+    LoadLogits(run, unit, row, range, x);
+  } else {
+    ShapeLogits(run.job, unit, row, range, x);
+  }
+}
+
+// They become weights, or what a shard wants of the row.
+template <typename T>
+HWY_INLINE RowResult<T> FewRow(const AttentionRun& run, const Unit& unit, std::int64_t row,
+                               const KeyRange& range, const Scratch<T>& scratch, T* x) {
+  const std::int64_t job_row = run.job.row(unit.sequence.batch, unit.head(row), unit.query(row));
+  FewRowLogits(run, unit, row, range, x);
+  if (run.keeps_logits()) KeepLogits(run, unit, row, range, static_cast<const T*>(x));
+  const RowTiles<T> tiles{range.begin, scratch.tile_max, nullptr, nullptr, 0};
+  RowInput<T> input = InputOf(run.job, unit.head(row), x, range, scratch.row);
+  RowResult<T> result;
+  if (run.pass == Pass::attention) {
+    input.tiles = &tiles;
+    result = FinishRow(run, unit, row, x, range, input, scratch.top);
+  } else {
+    result = ShardRow(run, job_row, input, x + range.begin);
+  }
+  if (run.job.options.dropout > 0 && run.has_outputs()) {
+    Drop(run.job, job_row, unit.sequence.first_key + range.begin, range.size(), x + range.begin);
+  }
+  return result;
+}
+
 template <typename T>
 HWY_INLINE void FewWeights(const AttentionRun& run, std::int64_t index, std::int64_t row, int worker) {
   const Unit unit(run.job, run.first_unit + index);
@@ -218,24 +251,17 @@ HWY_INLINE void FewWeights(const AttentionRun& run, std::int64_t index, std::int
   const KeyRange reach = Reach(run, unit), range = unit.range(run.job, row);
   T* x = shared.x + (index * run.max_rows + row) * run.stride;
   double z = 0;
-  if (range.empty()) {
+  if (range.empty() && run.pass == Pass::attention) {
     FinishEmptyRow<T>(run, unit, row);
   } else {
-    ShapeLogits(run.job, unit, row, range, x);
-    const RowTiles<T> tiles{range.begin, scratch.tile_max, nullptr, nullptr, 0};
-    RowInput<T> input = InputOf(run.job, unit.head(row), x, range, scratch.row);
-    input.tiles = &tiles;
-    z = FinishRow(run, unit, row, x, range, input, scratch.top).sums.z;
-    if (run.job.options.dropout > 0) {
-      const std::int64_t job_row = run.job.row(unit.sequence.batch, unit.head(row), unit.query(row));
-      Drop(run.job, job_row, unit.sequence.first_key + range.begin, range.size(), x + range.begin);
-    }
+    z = FewRow(run, unit, row, range, scratch, x).sums.z;
   }
+  if (row % kStripRows == 0) scratch.counts->tiles += StripTiles(run, unit, row);
+  if (!run.has_outputs()) return;
   const KeyRange weighed = z > 0 ? range : KeyRange{reach.begin, reach.begin};
   std::fill(x + reach.begin, x + std::max(weighed.begin, reach.begin), T(0));
   std::fill(x + weighed.end, x + std::max(reach.end, weighed.end), T(0));
   shared.z[index * run.max_rows + row] = z;
-  if (row % kStripRows == 0) scratch.counts->tiles += StripTiles(run, unit, row);
 }
 
 template <typename T>
@@ -270,7 +296,7 @@ HWY_NOINLINE void RepeatVisibleFew(const AttentionRun& run, const Unit& unit, st
   T* x = scratch.row;
   LoadQueries(run.job, unit, row, row + 1, scratch.q, run.key_size());
   FewProducts(run, unit, static_cast<const T*>(scratch.q), 1, range, scratch.values, x, run.stride);
-  ShapeLogits(run.job, unit, row, range, x);
+  FewRowLogits(run, unit, row, range, x);
   std::fill_n(out, size, T(0));
   HWY_ALIGN T sum[kMaxHeadSize];
   for (std::int64_t chunk = 0; chunk < run.plan.blocks; ++chunk) {
@@ -303,7 +329,7 @@ HWY_INLINE void FewOutput(const AttentionRun& run, std::int64_t index, std::int6
   if (z > 0 && !AllFinite(out, size)) {
     T* weights = shared.x + (index * run.max_rows + row) * run.stride;
     RepeatVisibleFew(run, unit, row, static_cast<const T*>(weights), scratch, out);
-    if (!AllFinite(out, size)) {  // a sum may overflow where the mean doesn't
+    if (run.pass == Pass::attention && !AllFinite(out, size)) {  // a sum may overflow where the mean doesn't
       T sums[kMaxHeadSize];
       std::copy_n(out, size, sums);
       const KeyRange reach = Reach(run, unit);

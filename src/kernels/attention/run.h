@@ -134,6 +134,10 @@ struct AttentionRun {
   std::int64_t key_size() const { return padded(job.shape.key_size); }
   std::int64_t value_size() const { return padded(job.shape.value_size); }
   bool packs_values() const { return plan.packs_values && job.v.given; }
+  // A shard's logits may outlive the pass that computed them.
+  bool keeps_logits() const { return pass == Pass::states && job.logits.data != nullptr; }
+  bool has_logits() const { return pass != Pass::states && job.logits.data != nullptr; }
+  bool has_outputs() const { return pass == Pass::attention || pass == Pass::shard; }
 };
 
 // Units of a call, and rows, keys and stride of the largest.

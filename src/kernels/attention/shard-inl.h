@@ -1,8 +1,8 @@
 // A row of a shard: its state, its sums at a given beta, or its weights there. The largest logit and beta
 // come from the exchange between shards.
 //
-// Each of the three passes computes the logits again, 2 D flops per row and key: what is kept between them
-// are a few numbers per row, so that a shard needs no memory that grows with rows times keys.
+// Each of the three passes computes the logits again, 2 D flops per row and key, unless the caller gives
+// memory for them, 4 bytes per row and key: else what is kept between passes are a few numbers per row.
 #if defined(WHET_KERNELS_ATTENTION_SHARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_ATTENTION_SHARD_INL_H_
 #undef WHET_KERNELS_ATTENTION_SHARD_INL_H_
@@ -16,7 +16,9 @@
 #include <cstddef>
 #include <limits>
 
+#include "kernels/attention/load-inl.h"
 #include "kernels/attention/run.h"
+#include "kernels/elements/elements-inl.h"
 #include "kernels/row/normalizers-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -24,6 +26,23 @@ namespace whet {
 namespace HWY_NAMESPACE {
 using kernels::AttentionRun;
 using kernels::Pass;
+
+// The logits of a row, in the caller's memory, from x or to it; x is indexed by key.
+template <typename T>
+HWY_INLINE void KeepLogits(const AttentionRun& run, const Unit& unit, std::int64_t unit_row,
+                           const KeyRange& range, const T* x) {
+  const core::Grid& to = run.job.logits;
+  StoreRow(x + range.begin, to.dtype, to.strides[3], range.size(),
+           to.at(unit.sequence.batch, unit.head(unit_row), unit.query(unit_row), range.begin));
+}
+
+template <typename T>
+HWY_INLINE void LoadLogits(const AttentionRun& run, const Unit& unit, std::int64_t unit_row,
+                           const KeyRange& range, T* x) {
+  const core::Grid& from = run.job.logits;
+  LoadRow(from.at(unit.sequence.batch, unit.head(unit_row), unit.query(unit_row), range.begin), from.dtype,
+          from.strides[3], range.size(), x + range.begin);
+}
 
 // Sums of the weights of the row, or the moments of a search; the weights themselves lie in `out`.
 template <typename T>

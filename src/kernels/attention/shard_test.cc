@@ -248,6 +248,215 @@ TEST(Shards, SumsAreThoseOfTheOracle) {
   });
 }
 
+// ---- Gradients ----
+
+template <typename Arithmetic>
+void check_gradients_in(const oracle::Attention& p, DType type, Devices& devices, BetaGradient mode) {
+  GatheredGradients gathered(p, type, devices, mode);
+  using Real = typename Contract<Arithmetic>::Real;
+  const oracle::Forward<Real> exact = oracle::forward<Real>(p, gathered.betas);
+  const bool through_rule = mode == BetaGradient::through_rule;
+  ExpectedGradients<Arithmetic>(p, exact, through_rule, {.times = 4, .units = 16}).expect(gathered.call);
+}
+
+void check_gradients(const oracle::Attention& p, DType type, const Cuts& cuts,
+                     BetaGradient mode = BetaGradient::through_rule) {
+  SCOPED_TRACE("cuts " + testing::PrintToString(cuts) + ", " + name_of(type) + ", rule " +
+               library_rule(p.rules[0]).name());
+  Devices devices(p, type, cuts);
+  type == DType::f64 ? check_gradients_in<double>(p, type, devices, mode)
+                     : check_gradients_in<float>(p, type, devices, mode);
+}
+
+TEST(ShardGradients, AreThoseOfAttentionForEveryRule) {
+  const std::vector<RuleCase> rules = rule_cases();
+  for_each_target([&] {
+    for (std::size_t n = 0; n < rules.size(); ++n) {
+      for (std::size_t t = 0; t < 4; ++t) {
+        Random random(21);
+        oracle::Attention p = draw_problem(random, {1, 4, 2, (n + t) % 2 == 0 ? 2 : 9, 61, 5, 3}, kTypes[t]);
+        p.rules = {rules[n].plain};
+        check_gradients(p, kTypes[t], kCuts[(n + t) % 5]);
+        check_gradients(p, kTypes[t], kCuts[(n + t + 2) % 5], BetaGradient::held);
+      }
+    }
+  });
+}
+
+TEST(ShardGradients, AreThoseOfAttentionForEveryOption) {
+  const std::vector<RuleCase> rules = rule_cases();
+  for_each_target([&] {
+    std::size_t turn = 0;
+    for (const OptionCase& option : option_cases()) {
+      if (option.name.starts_with("packed")) continue;  // can't be cut
+      for (const DType type : {DType::f32, DType::f64, DType::bf16}) {
+        for (const Cuts& cuts : {Cuts{0, 9, 41}, Cuts{0, 3, 4, 4, 30, 41}}) {
+          Random random(22);
+          oracle::Attention p =
+              draw_with(option, random, {2, 4, 2, 9, 41, 5, 3}, type, arithmetic_type(type));
+          if (p.rules.size() == 1) p.rules = {rules[(turn += 7) % rules.size()].plain};
+          SCOPED_TRACE(option.name);
+          check_gradients(p, type, cuts);
+        }
+      }
+    }
+  });
+}
+
+// Everything at once, with sinks: also of rows that see no key of the sink's shard.
+TEST(ShardGradients, AreThoseOfAttentionForRandomCuts) {
+  const std::vector<RuleCase> rules = rule_cases();
+  const std::vector<OptionCase> options = option_cases();
+  for_each_target([&] {
+    Random random(23);
+    const auto below = [&](std::size_t n) {
+      return std::uniform_int_distribution<std::size_t>(0, n - 1)(random);
+    };
+    for (int draw = 0; draw < 60; ++draw) {
+      const OptionCase& option = options[below(options.size())];
+      if (option.name.starts_with("packed")) continue;
+      const DType type = kTypes[below(4)];
+      oracle::Attention p = draw_with(option, random, {2, 4, 2, 9, 41, 5, 3}, type, arithmetic_type(type));
+      if (p.rules.size() == 1) p.rules = {rules[below(rules.size())].plain};
+      p.sinks = draw_array(random, {4}, arithmetic_type(type), 2);
+      Cuts cuts = {0, 41};
+      for (std::size_t n = below(4); n > 0; --n) {
+        cuts.push_back(below(3) == 0 ? 0 : static_cast<std::int64_t>(below(42)));
+      }
+      std::ranges::sort(cuts);
+      SCOPED_TRACE("draw " + std::to_string(draw) + ", " + option.name);
+      check_gradients(p, type, cuts, draw % 4 == 0 ? BetaGradient::held : BetaGradient::through_rule);
+    }
+  });
+}
+
+// The line of a row goes through its rule only where beta follows the logits.
+TEST(ShardGradients, NeedAnExchangeOnlyWhereBetaMoves) {
+  EXPECT_TRUE(beta_moves(Rule::paper(), 1.5));
+  EXPECT_FALSE(beta_moves(Rule::paper(), 1));
+  EXPECT_FALSE(beta_moves(Rule::paper(), 1.5, BetaGradient::held));
+  EXPECT_FALSE(beta_moves(Rule::parse("log-length:16"), 1.5));
+  EXPECT_TRUE(beta_moves(Rule::parse("target-peak:0.5"), 0.5));
+  const RowState two = {.count = 2, .min = 0, .max = 2, .z = 1.5};
+  const RowSlope slope = row_slope({}, two, {2, 1.5, kNaN}, 4, {.wg = 8});
+  EXPECT_EQ(slope.scale, 0.25);
+  EXPECT_EQ(slope.constant, -3);
+  EXPECT_EQ(slope.g_factor, 1.5);
+  EXPECT_EQ(slope.p_factor, 0);
+  EXPECT_EQ(slope.mean, 0);
+  EXPECT_EQ(row_slope({}, {}, {-kInfinity, 1, 0}, 0, {}).scale, 0);
+  EXPECT_EQ(row_slope({}, {}, {1, 1, 0}, 1, {}).scale, 0);  // a sink alone
+  EXPECT_TRUE(std::isnan(row_slope({}, two, {kNaN, kNaN, 0}, 0, {}).scale));
+}
+
+TEST(ShardGradients, AreZeroForRowsThatNoShardHasKeysOf) {
+  for_each_target([] {
+    Random random(24);
+    oracle::Attention p = draw_problem(random, {1, 2, 1, 6, 20, 5, 3}, DType::f32);
+    p.rules = {oracle::Rule{}};
+    p.sinks = {{2}, {2, -0.5}};
+    p.lengths = {0};
+    for (const Cuts& cuts : {Cuts{0, 7, 20}, Cuts{0, 0, 20}}) {
+      Devices devices(p, DType::f32, cuts);
+      GatheredGradients gathered(p, DType::f32, devices, BetaGradient::through_rule);
+      AttentionCall& call = gathered.call;
+      for (const Placed* gradient : {&call.dq, &call.dk, &call.dv, &call.dsinks}) {
+        for (const double value : gradient->values()) EXPECT_EQ(value, 0);
+      }
+    }
+  });
+}
+
+TEST(ShardGradients, BrokenKeysBreakTheRowsThatSeeThem) {
+  for_each_target([] {
+    for (const RuleCase& rule : rule_cases()) {
+      Random random(25);
+      oracle::Attention p = draw_problem(random, {1, 2, 1, 6, 20, 1, 3}, DType::f32);
+      p.rules = {rule.plain};
+      p.causal = true;
+      p.k.values[3] = kNaN;
+      SCOPED_TRACE("rule " + rule.rule.name());
+      Devices devices(p, DType::f32, {0, 2, 5, 20});
+      GatheredGradients gathered(p, DType::f32, devices, BetaGradient::through_rule);
+      const std::vector<double> dq = gathered.call.dq.values();
+      for (std::size_t r = 0; r < 12; ++r) EXPECT_EQ(std::isnan(dq[r]), r % 6 >= 3) << "row " << r;
+      const std::vector<double> dv = gathered.call.dv.values();
+      for (std::size_t n = 0; n < dv.size(); ++n) EXPECT_EQ(std::isnan(dv[n]), n / 3 <= 5) << "element " << n;
+    }
+  });
+}
+
+TEST(ShardGradients, HoldTheSameBitsForAnyNumberOfThreads) {
+  for_each_target([] {
+    Random random(26);
+    oracle::Attention p = draw_problem(random, {2, 4, 2, 50, 60, 5, 3}, DType::f32);
+    p.rules = {rule_cases()[1].plain};
+    std::vector<double> first;
+    for (const int threads : {1, 2, 3, 0}) {
+      Devices devices(p, DType::f32, {0, 25, 60});
+      for (std::size_t s = 0; s < devices.size(); ++s) devices.device(s).call.execution.threads = threads;
+      GatheredGradients gathered(p, DType::f32, devices, BetaGradient::through_rule);
+      std::vector<double> all;
+      for (Placed* gradient : {&gathered.call.dq, &gathered.call.dk, &gathered.call.dv}) {
+        for (const double value : gradient->values()) all.push_back(value);
+      }
+      if (threads == 1) first = all;
+      EXPECT_TRUE(same_bits(all, first)) << threads << " threads";
+    }
+  });
+}
+
+// ---- Logits that are kept ----
+
+// They change no bit, and they are the logits: sums of them are the states.
+TEST(ShardLogits, GiveTheSameBits) {
+  const std::vector<RuleCase> rules = rule_cases();
+  for_each_target([&] {
+    std::size_t turn = 0;
+    for (const OptionCase& option : option_cases()) {
+      if (option.name.starts_with("packed")) continue;
+      for (const DType type : {DType::f32, DType::f64, DType::f16}) {
+        for (const std::int64_t queries : {2, 9}) {
+          Random random(27);
+          oracle::Attention p =
+              draw_with(option, random, {2, 4, 2, queries, 41, 5, 3}, type, arithmetic_type(type));
+          if (p.rules.size() == 1) p.rules = {rules[(turn += 5) % rules.size()].plain};
+          SCOPED_TRACE(option.name + ", " + name_of(type));
+          std::vector<double> bits[2];
+          for (const bool keeps : {false, true}) {
+            Devices devices(p, type, {0, 9, 30, 41});
+            if (keeps) devices.keep_logits();
+            const std::vector<RowScale> rows = scales_of(p, devices, devices.merged_states());
+            std::vector<double> masses;
+            bits[keeps ? 1 : 0] = devices.merged_outputs(rows, masses);
+            for (const RowScale& row : rows) bits[keeps ? 1 : 0].push_back(row.beta);
+          }
+          EXPECT_TRUE(same_bits(bits[0], bits[1]));
+        }
+      }
+    }
+  });
+}
+
+// The keys are not looked at again: here they are gone.
+TEST(ShardLogits, ReplaceTheKeys) {
+  for_each_target([] {
+    for (const std::int64_t queries : {1, 9}) {
+      Random random(28);
+      oracle::Attention p = draw_problem(random, {1, 2, 1, queries, 41, 5, 3}, DType::f32);
+      p.rules = {rule_cases()[0].plain};
+      Devices devices(p, DType::f32, {0, 20, 41});
+      devices.keep_logits();
+      const std::vector<RowState> merged = devices.merged_states();
+      for (std::size_t s = 0; s < 2; ++s) devices.device(s).call.k.fill(kNaN);
+      std::vector<double> masses;
+      const std::vector<RowScale> rows = scales_of(p, devices, merged);
+      const std::vector<double> out = devices.merged_outputs(rows, masses);
+      for (const double value : out) EXPECT_TRUE(std::isfinite(value));
+    }
+  });
+}
+
 // ---- Edges ----
 
 TEST(Shards, BrokenKeysBreakTheRowsThatSeeThem) {

@@ -98,6 +98,16 @@ struct Hard {
     }
   }
 
+  template <typename T>
+  static HWY_INLINE HWY_NAMESPACE::PartSums PartSums(const RowGradient<T>& /*row*/) {
+    return {};
+  }
+
+  template <typename T>
+  static HWY_INLINE void PartBackward(const RowGradient<T>& row, const BackwardLine& /*line*/) {
+    Backward(row, Rule{}, false);
+  }
+
   // out = 1 where x is `top`, else 0; NaN where x is NaN or +inf.
   template <typename T>
   static HWY_NOINLINE void Mark(const T* x, std::int64_t n, T top, T* out) {

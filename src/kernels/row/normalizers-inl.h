@@ -24,6 +24,8 @@ struct RowFunctions {
   SavedRow (*save)(const RowInput<T>& row, const Rule& rule);
   Sums (*weigh_part)(const RowInput<T>& row, T top, double beta, T* out);
   void (*backward)(const RowGradient<T>& row, const Rule& rule, bool through_rule);
+  PartSums (*sums_of_part)(const RowGradient<T>& row);
+  void (*backward_part)(const RowGradient<T>& row, const BackwardLine& line);
   double (*parameter_gradient)(const RowGradient<T>& row);  // dL/dparameter; 0 if it has no gradient
   double (*least)(double parameter, const SavedRow& saved);
   bool saves_threshold;

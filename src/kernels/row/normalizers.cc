@@ -49,9 +49,10 @@ double Least(double parameter, const SavedRow& saved) {
 
 template <typename T>
 const RowFunctions<T>& FunctionsOf(const Normalizer& normalizer) {
-#define WHET_ENTRY(N)                                                                               \
-  {Normalise<N, T>,         WeighRow<N, T>, SaveRow<N, T>,      WeighPart<N, T>, BackwardRow<N, T>, \
-   ParameterGradient<N, T>, Least<N, T>,    N::kSavesThreshold, N::kIsSparse},
+#define WHET_ENTRY(N)                                                                                \
+  {Normalise<N, T>,     WeighRow<N, T>,     SaveRow<N, T>,           WeighPart<N, T>, BackwardRow<N, T>, \
+   SumsOfPart<N, T>,    BackwardPart<N, T>, ParameterGradient<N, T>, Least<N, T>,                        \
+   N::kSavesThreshold,  N::kIsSparse},
   static constexpr RowFunctions<T> kFunctions[] = {WHET_FOR_EACH_NORMALIZER(WHET_ENTRY)};
 #undef WHET_ENTRY
   return kFunctions[static_cast<std::size_t>(normalizer.index())];
@@ -83,6 +84,11 @@ std::span<const core::NormalizerEntry> kernels::normalizers() {
 
 const core::NormalizerEntry& kernels::entry_of(const Normalizer& normalizer) {
   return normalizers()[static_cast<std::size_t>(normalizer.index())];
+}
+
+void kernels::check_merges_shards(const Normalizer& normalizer) {
+  if (entry_of(normalizer).merges_shards) return;
+  core::fail("normalizer", "is " + normalizer.name() + ", which can't be merged from shards of keys");
 }
 
 void kernels::check_parameter_gradient(const Normalizer& normalizer) {

@@ -16,6 +16,9 @@ namespace whet::kernels {
 std::span<const core::NormalizerEntry> normalizers();
 const core::NormalizerEntry& entry_of(const Normalizer& normalizer);
 
+// Error unless one exchange of maximum and beta is enough to weigh the keys of a shard.
+void check_merges_shards(const Normalizer& normalizer);
+
 // Error unless the parameter of the normalizer has a gradient; for `dparameter`.
 void check_parameter_gradient(const Normalizer& normalizer);
 

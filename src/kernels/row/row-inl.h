@@ -22,7 +22,8 @@
 //     kSavesThreshold   backward needs RowResult::threshold beside beta and the sum
 //     kParameterGradient   its parameter has a gradient: ParameterGradient, from what Backward is given
 //     kIsSparse         many weights of a row may be exactly 0: attention looks for those that aren't
-//     kMergesShards     a shard can be weighed knowing the row's maximum and beta alone
+//     kMergesShards     a shard can be weighed knowing the row's maximum and beta alone, and has PartSums and
+//                       PartBackward: what its gradient needs of all shards, and its gradient once they have it
 //     Reach             how far below the maximum (in units of the logit) a key may lie and still have
 //     weight;
 //                       keys beyond have less than `epsilon` of the row together
@@ -55,6 +56,7 @@
 
 #include "core/rows.h"
 #include "core/saved_rows.h"
+#include "core/slope.h"
 #include "core/sums.h"
 #include "kernels/elements/elements-inl.h"
 #include "kernels/row/beta-inl.h"
@@ -434,6 +436,29 @@ HWY_NOINLINE double ParameterGradient(const RowGradient<T>& row) {
   } else {
     return 0;
   }
+}
+
+using core::BackwardLine;
+using core::BackwardSums;
+
+// What the gradient of a row needs of each of its parts.
+struct PartSums {
+  BackwardSums sums;
+  std::int64_t ties = 0;  // keys at the maximum
+};
+
+template <class Normalizer, typename T>
+HWY_NOINLINE PartSums SumsOfPart(const RowGradient<T>& row) {
+  if constexpr (Normalizer::kMergesShards) {
+    if (!std::isnan(row.saved.scale)) return Normalizer::PartSums(row);
+  }
+  return {.sums = {.wg = std::numeric_limits<double>::quiet_NaN()}};
+}
+
+template <class Normalizer, typename T>
+HWY_NOINLINE void BackwardPart(const RowGradient<T>& row, const BackwardLine& line) {
+  if (std::isnan(row.saved.scale)) return BreakGradient(row);
+  if constexpr (Normalizer::kMergesShards) Normalizer::PartBackward(row, line);
 }
 
 // Whether the row's beta follows its logits. At beta = 1 every rule that could is on the constant side of its

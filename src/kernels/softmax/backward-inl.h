@@ -26,6 +26,7 @@
 
 #include <cmath>
 
+#include "core/slope.h"
 #include "core/target_search.h"
 #include "kernels/elements/elements-inl.h"
 #include "kernels/row/row-inl.h"
@@ -36,17 +37,6 @@ HWY_BEFORE_NAMESPACE();
 namespace whet {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
-
-// What sweep A finds: sums of w g, w y g, w y, w y^2, y measured from the mean the stats imply.
-struct BackwardSums {
-  double wg = 0, wyg = 0, wy = 0, wyy = 0;
-};
-
-// dx = w (constant + g_factor g + y_factor (y - mean)) + p_factor e^y (y - plain_mean) - peak_share at the
-// maximum.
-struct BackwardLine {
-  double constant = 0, g_factor = 0, y_factor = 0, p_factor = 0, peak_share = 0;
-};
 
 template <typename T>
 HWY_INLINE const T* GradientRun(const RowGradient<T>& row, std::int64_t begin, std::int64_t size, T* block) {
@@ -144,32 +134,14 @@ HWY_NOINLINE void SweepB(const RowGradient<T>& row, const BackwardLine& line) {
   }
 }
 
-// dbeta/dx folded into the line; B = sum y w (g - D).
+// dbeta/dx folded into the line.
 template <typename T>
 HWY_INLINE void AddRule(const RowGradient<T>& row, const Rule& rule, const BackwardSums& sums,
                         BackwardLine& line) {
-  const double beta = row.saved.beta;
-  const double b = sums.wyg - sums.wg * sums.wy;
-  if (!rule.needs_search()) {
-    // beta = rule(H(x)),  dH/dx = -p (y - mean of y under p)
-    line.p_factor = -b * row.saved.slope;
-    return;
-  }
+  if (!rule.needs_search()) return core::add_rule_of_entropy(row.saved.slope, sums, line);
   const Top<T> top = TopOf(row.x, row.n, static_cast<T>(row.saved.top));
   if (top.ties == 0 || core::unreachable(rule, top.ties)) return;
-  if (rule.kind() == Rule::Kind::target_entropy) {
-    // H(beta, x) = h:  dbeta/dx = -beta w (y - mean) / variance of y under w
-    const double variance = sums.wyy - sums.wy * sums.wy;
-    if (!(variance > 0)) return;
-    line.y_factor = -b * beta / variance;
-    line.constant -= line.y_factor * sums.wy;
-  } else {
-    // sum e^(beta y) = 1 / peak, y = x - max:  dbeta/dx = beta (w - [x = max] / ties) / -mean
-    const double mean = row.saved.mean + sums.wy;
-    if (!(mean < 0)) return;
-    line.constant += b * beta / -mean;
-    line.peak_share = b * beta / -mean / static_cast<double>(top.ties);
-  }
+  core::add_rule_of_target(rule, row.saved.beta, row.saved.mean, static_cast<double>(top.ties), sums, line);
 }
 
 template <bool kKept, typename T>
@@ -195,6 +167,21 @@ HWY_INLINE void SoftmaxBackward(const RowGradient<T>& row, const Rule& rule, boo
   } else {
     SweepLine<false>(row, line);
   }
+}
+
+// ---- A row that is part of a longer one ----
+
+// Its sums, and how many of its keys are at the maximum.
+template <typename T>
+HWY_INLINE PartSums SoftmaxPartSums(const RowGradient<T>& row) {
+  return {SweepA<true>(row), TopOf(row.x, row.n, static_cast<T>(row.saved.top)).ties};
+}
+
+// Its gradient by the line of the whole row; the exponentials are left in row.weights.
+template <typename T>
+HWY_INLINE void SoftmaxPartBackward(const RowGradient<T>& row, const BackwardLine& line) {
+  Measure<0>(row.x, row.weights, row.n, static_cast<T>(row.saved.top), row.saved.beta);
+  SweepLine<true>(row, line);
 }
 
 }  // namespace HWY_NAMESPACE

@@ -77,6 +77,16 @@ struct Softmax {
   static HWY_INLINE void Backward(const RowGradient<T>& row, const Rule& rule, bool moves) {
     SoftmaxBackward(row, rule, moves);
   }
+
+  template <typename T>
+  static HWY_INLINE HWY_NAMESPACE::PartSums PartSums(const RowGradient<T>& row) {
+    return SoftmaxPartSums(row);
+  }
+
+  template <typename T>
+  static HWY_INLINE void PartBackward(const RowGradient<T>& row, const BackwardLine& line) {
+    SoftmaxPartBackward(row, line);
+  }
 };
 
 }  // namespace HWY_NAMESPACE
