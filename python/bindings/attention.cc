@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "attention_arguments.h"
 #include "bindings.h"
 #include "openmp.h"
 #include "options.h"
@@ -18,14 +19,7 @@ namespace whet_python {
 
 namespace {
 
-struct Arguments {
-  whet::AttentionOptions options{};
-  whet::AttentionOutputs outputs{};
-  whet::AttentionBackwardOptions backward{};
-  whet::Execution execution{};
-  std::vector<whet::Rule> head_rules;  // what options.head_rules points to
-  whet::AttentionGradients gradients{};
-};
+using Arguments = AttentionArguments;
 
 // One name, or a list or tuple of one per query head.
 void set_rule(Arguments& a, nb::handle value, const char* name) {
@@ -61,8 +55,9 @@ using A = Arguments;
 using H = nb::handle;
 using N = const char*;
 
+constexpr Option<A> kRule[] = {{"rule", set_rule}};
+
 constexpr Option<A> kOptions[] = {
-    {"rule", set_rule},
     {"normalizer", [](A& a, H v, N n) { a.options.normalizer = normalizer_of(v, n); }},
     {"scale", [](A& a, H v, N n) { a.options.scale = number_of(v, n); }},
     {"query_scale", [](A& a, H v, N n) { a.options.query_scale = view_of(v, n); }},
@@ -99,7 +94,7 @@ constexpr Option<A> kOutputs[] = {
     {"tile_counts", set_tile_counts},
 };
 
-constexpr Option<A> kBackward[] = {
+constexpr Option<A> kGradients[] = {
     {"dq", [](A& a, H v, N n) { a.gradients.dq = written_view_of(v, n); }},
     {"dk", [](A& a, H v, N n) { a.gradients.dk = written_view_of(v, n); }},
     {"dv", [](A& a, H v, N n) { a.gradients.dv = written_view_of(v, n); }},
@@ -107,6 +102,9 @@ constexpr Option<A> kBackward[] = {
     {"dsinks", [](A& a, H v, N n) { a.gradients.dsinks = written_view_of(v, n); }},
     {"dquery_scale", [](A& a, H v, N n) { a.gradients.dquery_scale = written_view_of(v, n); }},
     {"dparameter", [](A& a, H v, N n) { a.gradients.dparameter = span_of<double>(v, n); }},
+};
+
+constexpr Option<A> kBackward[] = {
     {"hold_beta", set_hold_beta},
     {"saved", [](A& a, H v, N n) { a.backward.saved = view_of(v, n); }},
 };
@@ -115,7 +113,7 @@ void attention(nb::handle q, nb::handle k, nb::handle v, nb::handle out, const n
   const whet::ConstView queries = view_of(q, "q"), keys = view_of(k, "k"), values = view_of(v, "v");
   const whet::View to = written_view_of(out, "out");
   Arguments a;
-  set_options(a, given, {kOptions, kOutputs});
+  set_options(a, given, {kRule, kOptions, kOutputs});
   const nb::gil_scoped_release released;
   whet::attention(queries, keys, values, to, a.options, a.outputs, a.execution);
 }
@@ -124,7 +122,7 @@ void attention_backward(nb::handle q, nb::handle k, nb::handle v, nb::handle dou
   const whet::ConstView queries = view_of(q, "q"), keys = view_of(k, "k"), values = view_of(v, "v");
   const whet::ConstView from = view_of(dout, "dout");
   Arguments a;
-  set_options(a, given, {kOptions, kBackward});
+  set_options(a, given, {kRule, kOptions, kGradients, kBackward});
   const nb::gil_scoped_release released;
   whet::attention_backward(queries, keys, values, from, a.gradients, a.options, a.backward, a.execution);
 }
@@ -138,6 +136,10 @@ std::int64_t saved_size(nb::handle rule, nb::handle normalizer) {
 }
 
 }  // namespace
+
+AttentionTable attention_options() { return kOptions; }
+
+AttentionTable attention_gradients() { return kGradients; }
 
 void add_attention(nb::module_& module) {
   // None comes in, so that it is refused by name.

@@ -13,6 +13,7 @@ void add_openmp(nanobind::module_& module);
 void add_rows(nanobind::module_& module);
 void add_rules(nanobind::module_& module);
 void add_runtime(nanobind::module_& module);
+void add_shards(nanobind::module_& module);
 
 }  // namespace whet_python
 

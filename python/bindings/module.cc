@@ -15,4 +15,5 @@ NB_MODULE(_core, module) {
   whet_python::add_rows(module);
   whet_python::add_rules(module);
   whet_python::add_runtime(module);
+  whet_python::add_shards(module);
 }
