@@ -17,7 +17,7 @@ from whet.probe import program
 if TYPE_CHECKING:
     from whet.clrs.loop import Step
     from whet.clrs.model import Sharpening
-    from whet.clrs.training import Recipe, Run
+    from whet.clrs.training import Recipe
 
 NAME = "whet-clrs"
 
@@ -118,8 +118,8 @@ def recipe_of(chosen: argparse.Namespace, seed: int, variant: dict[str, Any], wh
     from whet.clrs.training import Recipe
 
     shared = {name: getattr(chosen, name) for name in ("hints", "tokens", "width", "layers", "heads", "hidden", "positions",
-                                                       "attention", "dtype", "batch", "steps", "rate", "warmup",
-                                                       "weight_decay", "clip")}
+                                                       "embedding", "attention", "dtype", "batch", "steps", "rate",
+                                                       "warmup", "weight_decay", "clip")}
     return Recipe(algorithms=tuple(_algorithms(chosen.algorithm)), sizes=tuple(chosen.sizes), seed=seed, when=when, **shared,
                   **variant)
 
@@ -141,29 +141,29 @@ def _eval(chosen: argparse.Namespace) -> None:
     threads = program.set_threads(chosen.threads)
     run = training.load(chosen.run)
     progress = program.Progress()
-    plan = plan_of(chosen, run)
+    plan = plan_of(chosen, run.recipe)
     pieces = evaluate(run, plan, chosen.workers, pieces_shown(progress))
     remember(run, plan)
     progress.done()
-    found = report.results(chosen.line, threads, [run], [report.result_of(run, pieces)])
+    found = report.results(chosen.line, threads, [report.run_facts(run)], [report.result_of(run, pieces)])
     conclude(chosen.run, found, chosen.json, progress)
 
 
-def plan_of(chosen: argparse.Namespace, run: Run) -> Any:
+def plan_of(chosen: argparse.Namespace, recipe: Recipe) -> Any:
     """What options of `eval` and `sweep` ask for."""
     from whet.clrs.evaluation import Plan
 
-    return Plan(chosen.eval_sizes, settings_of(run, chosen.added, chosen.per_layer), samples=chosen.samples)
+    return Plan(chosen.eval_sizes, settings_of(recipe, chosen.added, chosen.per_layer), samples=chosen.samples)
 
 
-def settings_of(run: Run, added: Sequence[str], per_layer: bool) -> list[Sharpening]:
-    """What the run has at test, then others in its place."""
+def settings_of(recipe: Recipe, added: Sequence[str], per_layer: bool) -> list[Sharpening]:
+    """What a run of this recipe has at test, then others in its place."""
     from whet.clrs import model, variants
 
-    found = [run.recipe.at_test]
+    found = [recipe.at_test]
     for name in added:
         other = variants.sharpening(name)
-        found += [other, *(model.per_layer(other, run.recipe.layers) if per_layer and not other.plain else [])]
+        found += [other, *(model.per_layer(other, recipe.layers) if per_layer and not other.plain else [])]
     return list(dict.fromkeys(found))
 
 

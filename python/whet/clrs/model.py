@@ -4,6 +4,7 @@ and output."""
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, cast
 
@@ -20,6 +21,9 @@ ATTENTIONS = ("whet", "sdpa", "eager")
 LEARNED = ("none", "log-power", "ssmax")
 _ROTARY_BASE = 10000.0
 _HIDDEN = -1e4  # of eager attention: finite, also after a rule has multiplied it
+# Of the waves that numbers begin as: cycles per unit of the slowest and of the fastest, which tells 0.001 apart, and how
+# much larger they are than what other tokens begin as.
+_SLOWEST, _FASTEST, _WAVE_SIZE = 0.25, 500.0, 3.0
 
 
 @dataclass(frozen=True)
@@ -150,6 +154,18 @@ class Decoder(nn.Module):
             if parameter.dim() == 2 and name != "embedding.weight":
                 depth = math.sqrt(2 * self.shape.layers) if name.endswith(("outward.weight", "down.weight")) else 1.0
                 nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5 / depth)
+
+    def begin_as_waves(self, values: Mapping[int, float]) -> None:
+        """Gives tokens embeddings in the order of their values: sines and cosines of many wavelengths. From there on they
+        are learned like the others."""
+        if not values:
+            return
+        pairs = self.shape.width // 2
+        cycles = torch.logspace(math.log10(_SLOWEST), math.log10(_FASTEST), pairs)
+        angles = 2 * math.pi * torch.tensor(list(values.values()))[:, None] * cycles
+        waves = torch.cat([angles.sin(), angles.cos()], 1) * (_WAVE_SIZE * math.sqrt(2 / self.shape.width))
+        with torch.no_grad():
+            self.embedding.weight[list(values), :2 * pairs] = waves
 
     def forward(self, tokens: Tensor, rows: Tensor | None = None, cache: Cache | None = None,
                 stats: list[Any] | None = None) -> Tensor:

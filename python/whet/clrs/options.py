@@ -56,11 +56,13 @@ def add_recipe(command: Any) -> None:
     command.add_argument("--sizes", type=sizes, default=[], metavar="N,A-B", help="(default: the published ones)")
     command.add_argument("--hints", action="store_true", help="answers begin with the trace of the algorithm")
     command.add_argument("--tokens", choices=("numbers", "characters"), default="numbers")
-    for name, default, what in (("width", 96, "of the residual stream"), ("layers", 3, ""), ("heads", 3, "of a layer"),
+    for name, default, what in (("width", 96, "of the residual stream"), ("layers", 4, ""), ("heads", 3, "of a layer"),
                                 ("hidden", 256, "width of SwiGLU"), ("batch", 32, "problems of a step"),
-                                ("steps", 8000, ""), ("warmup", 200, "steps in which the rate grows")):
+                                ("steps", 12000, ""), ("warmup", 200, "steps in which the rate grows")):
         command.add_argument(f"--{name}", type=whole(1), default=default, metavar="N", help=f"{what} (default: {default})")
     command.add_argument("--positions", choices=("rotary", "none", "mix"), default="none")
+    command.add_argument("--embedding", choices=("waves", "random"), default="waves",
+                         help="what numbers begin as: waves, in order from the start (the default), or random")
     command.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32", help="of products")
     command.add_argument("--attention", choices=("whet", "sdpa", "eager"), default="whet", help=argparse.SUPPRESS)
     for name, default in (("rate", 3e-3), ("weight-decay", 0.01), ("clip", 1.0)):

@@ -20,7 +20,7 @@ SIZES = (4, 6, 8, 10, 12, 16, 24, 32)
 def quick(out: Path, line: str) -> None:
     """Trains two small decoders to sort up to eight numbers, asks both for up to 32, and draws the page."""
     threads, progress = program.set_threads(None), program.Progress()
-    runs, results = [], []
+    facts, results = [], []
     for sharpening in VARIANTS:
         recipe = Recipe(**{**vars(RECIPE), "sharpening": sharpening})
         name = f"sorting with {sharpening.name}: "
@@ -31,8 +31,8 @@ def quick(out: Path, line: str) -> None:
         plan = Plan(SIZES, settings, samples=20)
         pieces = evaluate(run, plan, 1, command.pieces_shown(progress, name))
         remember(run, plan)
-        runs.append(run)
+        facts.append(report.run_facts(run))
         results.append(report.result_of(run, pieces))
     progress.done()
     files.make_folder(out)
-    command.conclude(out, report.results(line, threads, runs, results), False, progress)
+    command.conclude(out, report.results(line, threads, facts, results), False, progress)

@@ -31,12 +31,12 @@ def run_facts(run: Run) -> dict[str, Any]:
             "metrics": [[line["step"], round(line["loss"], 5), round(line["accuracy"], 5)] for line in lines]}
 
 
-def results(command: str, threads: int, runs: Sequence[Run], evaluated: Sequence[Result]) -> dict[str, Any]:
-    """Everything that was found, as docs/results.md describes it."""
+def results(command: str, threads: int, facts: Sequence[dict[str, Any]], evaluated: Sequence[Result]) -> dict[str, Any]:
+    """Everything that was found, as docs/results.md describes it. `facts` are run_facts of each run."""
     return {"schema": "whet results", "version": 1, "kind": "clrs",
             "provenance": {"command": command, "whet": whet.version(), "machine": processor(),
                            "target": whet.simd_target(), "threads": threads},
-            "runs": [run_facts(run) for run in runs], "tasks": summary.tasks(evaluated)}
+            "runs": list(facts), "tasks": summary.tasks(evaluated)}
 
 
 def table(found: dict[str, Any], most: int = 12) -> str:

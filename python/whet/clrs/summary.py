@@ -31,6 +31,19 @@ class Result(NamedTuple):
     at_test: Any  # the Sharpening that the run has by itself
 
 
+def reduced(found: dict[str, Any]) -> dict[str, Any]:
+    """What a run found in one piece without its single problems: all that several runs together are made of."""
+    tokens = mean_interval(_shares(found, "tokens"))
+    kept: dict[str, Any] = {name: found[name] for name in ("forced", "errors", "baselines")}
+    kept |= {name: np.mean(found[name], axis=-1).round(5).tolist() for name in ("entropy", "sharp_entropy") if name in found}
+    return {"problems": len(found["exact"]), "exact": _mean(found, "exact"), "tokens": round(_mean(found, "tokens"), 6),
+            "tokens_low": _short(tokens.low), "tokens_high": _short(tokens.high), **kept}
+
+
+def is_reduced(found: dict[str, Any]) -> bool:
+    return "problems" in found
+
+
 def tasks(results: Sequence[Result]) -> list[dict[str, Any]]:
     """`tasks` of results.json: one entry per algorithm, with every size and variant."""
     algorithms = dict.fromkeys(piece.algorithm for result in results for piece in result.pieces)
@@ -53,7 +66,7 @@ def _size(algorithm: str, size: int, results: Sequence[Result]) -> dict[str, Any
                 groups.setdefault((result.variant, setting), {})[result.seed] = piece.found
     base = groups.get(("softmax", TRAINED))
     first = next(iter(next(iter(groups.values())).values()))
-    return {"size": size, "problems": len(first["exact"]), **first["baselines"],
+    return {"size": size, "problems": _problems(first), **first["baselines"],
             "variants": [{"variant": variant, "setting": setting, **_measured(found), **_against(found, base)}
                          for (variant, setting), found in sorted(groups.items(), key=lambda one: one[0][0] != "softmax")]}
 
@@ -64,10 +77,12 @@ def _measured(found: dict[int, dict[str, Any]]) -> dict[str, Any]:
     if len(runs) > 1:
         intervals = mean_interval(exact), mean_interval(tokens)
     else:
-        intervals = (share_interval(runs[0]["exact"].count("1"), len(runs[0]["exact"])),
-                     mean_interval(_shares(runs[0], "tokens")))
-    layers: dict[str, Any] = {name: np.mean([run[name] for run in runs], axis=0).mean(-1).round(5).tolist()
-              for name in ("entropy", "sharp_entropy") if name in runs[0]}
+        (run,), problems = runs, _problems(runs[0])
+        intervals = (share_interval(round(exact[0] * problems), problems),
+                     Interval(tokens[0], run["tokens_low"], run["tokens_high"]) if is_reduced(run)
+                     else mean_interval(_shares(run, "tokens")))
+    layers: dict[str, Any] = {name: np.mean([_by_layer(run, name) for run in runs], axis=0).round(5).tolist()
+                              for name in ("entropy", "sharp_entropy") if name in runs[0]}
     parts = min(len(run["errors"]) for run in runs)
     return {"runs": len(runs), "exact": _rounded(intervals[0]), "tokens": _rounded(intervals[1]._replace(
         mean=float(tokens.mean()))), "forced": round(float(np.mean([run["forced"] for run in runs])), 5),
@@ -79,6 +94,8 @@ def _against(found: dict[int, dict[str, Any]], base: dict[int, dict[str, Any]] |
     shared = sorted(found.keys() & base.keys()) if base is not None and base is not found else []
     if base is None or not shared:
         return {}
+    if len(shared) == 1 and any(is_reduced(one[shared[0]]) for one in (found, base)):
+        return {}  # the problems of one run are its samples, and they are gone
     return {"against_softmax": {name: paired([_shares(found[seed], name) for seed in shared],
                                              [_shares(base[seed], name) for seed in shared])
                                 for name in ("exact", "tokens")}}
@@ -100,15 +117,25 @@ def paired(these: Sequence[np.ndarray], those: Sequence[np.ndarray]) -> dict[str
             "p": float(f"{p:.3g}")}
 
 
+def _problems(run: dict[str, Any]) -> int:
+    return run["problems"] if is_reduced(run) else len(run["exact"])
+
+
+def _by_layer(run: dict[str, Any], name: str) -> Any:
+    return run[name] if is_reduced(run) else np.mean(run[name], axis=-1)
+
+
 def _shares(run: dict[str, Any], name: str) -> np.ndarray:
-    """One number per problem."""
+    """One number per problem; their mean where that is all there is."""
+    if is_reduced(run):
+        return np.array([run[name]])
     if name == "exact":
         return np.array([one == "1" for one in run["exact"]], np.float64)
     return np.array(run["right"], np.float64) / np.array(run["tokens"])
 
 
 def _mean(run: dict[str, Any], name: str) -> float:
-    if name == "exact":
+    if name == "exact" or is_reduced(run):
         return float(_shares(run, name).mean())
     return sum(run["right"]) / sum(run["tokens"])
 

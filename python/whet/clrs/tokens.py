@@ -80,6 +80,11 @@ class Tokens:
             after_number = is_number
         return "".join(text)
 
+    def fractions(self) -> dict[int, float]:
+        """The value of each token that is a number with decimals."""
+        low, high = self.thousandths if self.kind == "numbers" else _NONE
+        return {self._ids[str(value / 1000)]: value / 1000 for value in range(low, high + 1)}
+
     def settings(self) -> dict[str, Any]:
         """What makes the same vocabulary again."""
         return {"kind": self.kind, "words": list(self.words), "thousandths": list(self.thousandths),

@@ -30,6 +30,7 @@ from whet.clrs.workers import Batch, Published, Training, Workers
 FORMAT = "whet clrs run 1"
 WHEN = ("both", "train", "test")
 DTYPES = ("float32", "bfloat16")
+EMBEDDINGS = ("waves", "random")
 
 
 @dataclass(frozen=True)
@@ -41,17 +42,18 @@ class Recipe:
     hints: bool = False
     tokens: str = "numbers"
     width: int = 96
-    layers: int = 3
+    layers: int = 4
     heads: int = 3
     hidden: int = 256
     positions: str = "none"
+    embedding: str = "waves"  # what numbers begin as: in their order, or "random"
     learned: str = "none"
     sharpening: Sharpening = field(default_factory=Sharpening)
     when: str = "both"
     attention: str = "whet"
     dtype: str = "float32"
     batch: int = 32
-    steps: int = 8000
+    steps: int = 12000
     rate: float = 3e-3
     warmup: int = 200
     weight_decay: float = 0.01
@@ -62,7 +64,7 @@ class Recipe:
         check_algorithms(self.algorithms)
         self.shape(1).check()
         self.sharpening.check(self.shape(1))
-        for name, known in (("when", WHEN), ("dtype", DTYPES)):
+        for name, known in (("when", WHEN), ("dtype", DTYPES), ("embedding", EMBEDDINGS)):
             if getattr(self, name) not in known:
                 raise ClrsError(f"{name}: is {getattr(self, name)!r}, must be one of {', '.join(known)}")
         for name in ("batch", "steps"):
@@ -175,6 +177,8 @@ def train(folder: Path, recipe: Recipe, workers: int = 1, progress: Callable[[St
                 raise ClrsError(f"{folder}: another process trains there; give another --out")
             torch.manual_seed(recipe.seed)
             model = Decoder(recipe.shape(len(tokens)), recipe.in_training, recipe.attention)
+            if recipe.embedding == "waves":
+                model.begin_as_waves(tokens.fractions())
             loop = Loop(folder, model, recipe.schedule(), group, forward_of(recipe, group))
             if loop.step < recipe.steps:
                 with Workers(Training(recipe.source(), tokens.settings(), loop.step), workers) as batches:

@@ -128,9 +128,9 @@ def test_entropy_by_layer(run, problems):
 def test_results_and_their_table(run, tmp_path):
     pieces = evaluate(run, PLAN)
     remember(run, PLAN)
-    runs, results = evaluated([run.folder.parent])
+    facts, results = evaluated([run.folder.parent])
     assert list(results[0].pieces) == pieces
-    found = report.results("whet-clrs report", 1, runs, results)
+    found = report.results("whet-clrs report", 1, facts, results)
     json.dumps(found, allow_nan=True)
     assert (found["schema"], found["version"], found["kind"]) == ("whet results", 1, "clrs")
     assert found["runs"][0]["variant"] == "softmax" and found["runs"][0]["metrics"][-1][0] == 150
@@ -172,6 +172,17 @@ def test_runs_are_the_samples(rng):
     assert against["difference"] == pytest.approx(np.mean(differences), abs=1e-5) and against["p"] == pytest.approx(p, rel=0.01)
     assert against["low"] == pytest.approx(np.mean(differences) - 4.30265 * error, abs=2e-5)
     assert paper["against_softmax"]["tokens"] == {"difference": 0, "low": 0, "high": 0, "p": 1}
+
+
+def test_files_without_single_problems_give_the_same(rng):
+    whole = [result(variant, seed, rng.random(50) < 0.5, rng.integers(0, 5, 50).tolist())
+             for variant in ("softmax", "paper") for seed in range(3)]
+    short = [one._replace(pieces=[piece._replace(found=summary.reduced(piece.found)) for piece in one.pieces]) for one in whole]
+    assert summary.tasks(short) == summary.tasks(whole)
+    alone, alone_short = (summary.tasks(some[:1])[0]["sizes"][0]["variants"] for some in (whole, short))
+    assert alone == alone_short
+    (_, paper), (_, paper_short) = (summary.tasks([some[0], some[3]])[0]["sizes"][0]["variants"] for some in (whole, short))
+    assert "against_softmax" not in paper_short and paper_short == {name: paper[name] for name in paper_short}
 
 
 def test_one_run_has_its_problems_for_samples(rng):

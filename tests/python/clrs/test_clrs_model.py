@@ -131,3 +131,17 @@ def test_names():
 def test_wrong_shapes(wrong, text):
     with pytest.raises(ClrsError, match=text):
         decoder(**wrong)
+
+
+def test_numbers_begin_in_their_order():
+    """The nearest other number is a neighbour, however fine the grid, and the other tokens stay as they were."""
+    model = Decoder(Shape(1010, width=96, layers=1, heads=3))
+    before = model.embedding.weight.detach().clone()
+    model.begin_as_waves({5 + i: i / 1000 for i in range(1001)})
+    weight = model.embedding.weight.detach()
+    assert torch.equal(weight[:5], before[:5]) and torch.equal(weight[1006:], before[1006:])
+    numbers = weight[5:1006]
+    nearest = (numbers @ numbers.T).fill_diagonal_(-torch.inf).argmax(1)
+    assert ((nearest - torch.arange(1001)).abs() <= 2).all()
+    assert numbers.square().mean().sqrt() / before.square().mean().sqrt() == pytest.approx(3, rel=0.05)
+    model.begin_as_waves({})

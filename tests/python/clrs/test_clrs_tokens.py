@@ -47,3 +47,10 @@ def test_numbers_have_neighbouring_tokens():
     tokens = Tokens("numbers", (), (-1000, 1000), (0, 3))
     ids = tokens.encode("[-1.0 0.0 0.001 0.999]")[1:-1]
     assert np.diff(ids).tolist() == [1000, 1, 998]
+
+
+def test_values_of_numbers():
+    tokens = Tokens("numbers", (), (-1000, 1000), (0, 3))
+    values = tokens.fractions()
+    assert len(values) == 2001 and tokens.decode(list(values)[:2]) == "-1.0 -0.999" and list(values.values())[1500] == 0.5
+    assert tokens.encode("3")[0] not in values and Tokens("characters").fractions() == {}
