@@ -305,6 +305,8 @@ typedef struct whet_shard {
   size_t struct_size;
   int64_t first_key;
   int64_t all_keys;
+  int64_t first_query;
+  int64_t all_queries;     /* 0: those of q */
   const whet_view* logits; /* NULL: they are computed in every call */
 } whet_shard;
 

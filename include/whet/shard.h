@@ -41,10 +41,13 @@
 namespace whet {
 
 // The keys of a shard: [first_key, first_key + M) of all_keys. Packed sequences can't be cut (Error).
-// Sinks belong to the shard that holds key 0.
+// Sinks belong to the shard that holds key 0. The queries of a call may be a part, too: [first_query,
+// first_query + N) of all_queries, for whom causal, window, align and dropout are as in a call with all.
 struct Shard {
   std::int64_t first_key = 0;
   std::int64_t all_keys = 0;
+  std::int64_t first_query = 0;
+  std::int64_t all_queries = 0;  // 0: those of q
   // (B, H, N, M) in the type of the arithmetic (f32; f64 for f64), any strides: shard_states leaves the logits
   // there, and shard_sums and shard_attention read them instead of computing q k again. Empty: they do.
   View logits{};

@@ -23,6 +23,8 @@ using A = AttentionArguments;
 constexpr Option<A> kShard[] = {
     {"first_key", [](A& a, nb::handle v, const char* n) { a.shard.first_key = integer_of(v, n); }},
     {"all_keys", [](A& a, nb::handle v, const char* n) { a.shard.all_keys = integer_of(v, n); }},
+    {"first_query", [](A& a, nb::handle v, const char* n) { a.shard.first_query = integer_of(v, n); }},
+    {"all_queries", [](A& a, nb::handle v, const char* n) { a.shard.all_queries = integer_of(v, n); }},
     {"logits", [](A& a, nb::handle v, const char* n) { a.shard.logits = written_view_of(v, n); }},
 };
 

@@ -19,7 +19,11 @@ static_assert(offsetof(RowSums, w) == offsetof(whet_row_sums, w) &&
 Shard shard_of(const whet_shard* given) {
   required(given, "shard");
   const whet_shard s = known_part(given, "shard");
-  return {.first_key = s.first_key, .all_keys = s.all_keys, .logits = view_if_given(s.logits, "logits")};
+  return {.first_key = s.first_key,
+          .all_keys = s.all_keys,
+          .first_query = s.first_query,
+          .all_queries = s.all_queries,
+          .logits = view_if_given(s.logits, "logits")};
 }
 
 AttentionOptions shard_options(const whet_attention_options* given) {

@@ -241,7 +241,9 @@ AttentionJob common_job(const ConstView& q, const ConstView& k, const Shard* sha
   const AttentionShape& s = job.shape;
   job.q = grid(q, like_q(s, "q"), data);
   job.k = grid(k, like_k(s, "k"), data);
-  job.shard = shard == nullptr ? Shard{0, s.keys} : *shard;
+  if (shard != nullptr) job.shard = *shard;
+  if (shard == nullptr) job.shard.all_keys = s.keys;
+  if (job.shard.all_queries == 0) job.shard.all_queries = s.queries;
   check_logits(s, job.shard.all_keys, shard == nullptr ? "k" : "shard");
 
   job.query_scale = grid_if_given(options.query_scale, like_query_scale(s), data);
@@ -257,7 +259,7 @@ AttentionJob common_job(const ConstView& q, const ConstView& k, const Shard* sha
   }
   check_packed(job);
   check_lengths(job);
-  const std::int64_t farthest = s.queries + job.shard.all_keys;
+  const std::int64_t farthest = job.shard.all_queries + job.shard.all_keys;
   job.options.window_left = std::min(options.window_left, farthest);
   job.options.window_right = std::min(options.window_right, farthest);
   return job;
@@ -329,8 +331,16 @@ AttentionJob backward_job(const ConstView& q, const ConstView& k, const ConstVie
   return job;
 }
 
-void check_shard(const Shard& shard, const ConstView& k, const AttentionOptions& options) {
+void check_shard(const Shard& shard, const ConstView& q, const ConstView& k, const AttentionOptions& options) {
+  check_axes(q, "q", "(B, H, N, D)");
   check_axes(k, "k", "(B, K, M, D)");
+  const std::int64_t queries = shard.all_queries == 0 ? q.sizes[2] : shard.all_queries;
+  if (shard.first_query < 0 || shard.first_query > queries || q.sizes[2] > queries - shard.first_query ||
+      queries > kMaxLogits) {
+    fail("shard", "its first_query is " + std::to_string(shard.first_query) + " and its all_queries " +
+                      std::to_string(shard.all_queries) + ", must be a range that holds the " +
+                      std::to_string(q.sizes[2]) + " queries of q");
+  }
   if (shard.first_key < 0 || shard.first_key > shard.all_keys ||
       k.sizes[2] > shard.all_keys - shard.first_key) {
     fail("shard", "its first_key is " + std::to_string(shard.first_key) + " and its all_keys " +
@@ -377,8 +387,9 @@ Sequence AttentionJob::sequence(std::int64_t index) const {
 KeyRange AttentionJob::visible(const Sequence& sequence, std::int64_t head, std::int64_t query) const {
   // Positions among the keys of the whole sequence.
   const std::int64_t all = all_keys_of(*this, sequence);
-  const std::int64_t from_end = options.align == Align::end ? all - sequence.queries : 0;
-  const std::int64_t position = query - sequence.first_query + from_end;
+  const std::int64_t queries = options.query_starts.empty() ? shard.all_queries : sequence.queries;
+  const std::int64_t from_end = options.align == Align::end ? all - queries : 0;
+  const std::int64_t position = query - sequence.first_query + shard.first_query + from_end;
   std::int64_t begin = 0, end = all;
   if (!options.lengths.empty() && !lengths_of_entries(*this)) {
     end = options.lengths[static_cast<std::size_t>(row(sequence.batch, head, query))];
@@ -428,7 +439,7 @@ namespace {
 
 AttentionJob common_shard_job(const ConstView& q, const ConstView& k, const Shard& shard,
                               const AttentionOptions& options, const Execution& execution) {
-  check_shard(shard, k, options);
+  check_shard(shard, q, k, options);
   AttentionOptions used = options;
   used.rule = {};
   used.head_rules = {};

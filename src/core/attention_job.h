@@ -70,7 +70,7 @@ struct AttentionJob {
   AttentionOutputs outputs;
   Execution execution;
   double scale = 1;
-  Shard shard;  // {0, M} unless a shard
+  Shard shard;  // all keys and queries unless a shard
   Grid q, k, v, out;
   Grid logits;                                         // of a shard
   Grid query_scale;                                    // strides (B, H, N, -)
@@ -87,6 +87,10 @@ struct AttentionJob {
   }
   std::int64_t row(std::int64_t batch, std::int64_t head, std::int64_t query) const {
     return (batch * shape.heads + head) * shape.queries + query;
+  }
+  // The number that a row has in a call with all queries.
+  std::int64_t whole_row(std::int64_t row) const {
+    return row / shape.queries * shard.all_queries + shard.first_query + row % shape.queries;
   }
   std::int64_t sequences() const {
     return options.query_starts.empty() ? shape.batch

@@ -35,7 +35,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
               scale: float | None = None, *, group: Any = None, shard_queries: bool = False,
               rule: RuleLike | Sequence[RuleLike] = None, normalizer: str = "softmax", softcap: float | None = 0.0,
               sinks: Tensor | None = None, window: Window = None, align: str = "start", query_scale: Tensor | None = None,
-              hold_beta: bool = False, keep_logits: int = 256 << 20) -> Tensor:
+              hold_beta: bool = False, keep_logits: int = 64 << 20) -> Tensor:
     """whet.torch.attention over the keys of all processes of a group. Every process calls it.
 
     Args:
@@ -51,8 +51,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
         shard_queries: queries, too, are cut in the order of ranks, and each process gets the output of its own. They
             are gathered, and the outputs scattered. query_scale is then of all queries.
         normalizer: "softmax" or "hard"; the others need more of a row than processes exchange.
-        keep_logits: bytes that a rule that searches its beta may keep logits in, so that it doesn't compute them again
-            in each of its steps.
+        keep_logits: bytes for logits of some queries at a time, the same on every process, so that they needn't be
+            computed again after each exchange. 0: they are.
 
     Returns:
         The output (B, H, N, E), the same on every process; with shard_queries, that of its own queries. Backward
@@ -67,8 +67,9 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
     settings = _settings(*local, attn_mask, sinks, query_scale, is_causal=is_causal, scale=scale, rule=rule,
                          normalizer=normalizer, softcap=softcap, window=window, align=align, hold_beta=hold_beta)
     mask, bias = (attn_mask, None) if attn_mask is None or attn_mask.dtype == torch.bool else (None, attn_mask)
+    settings["keep_logits"] = int(keep_logits)
     shard = _agree(local, bias, sinks, query_scale, settings, shard_queries, group)
-    run = _Run(group, shard, settings, shard_queries, int(keep_logits))
+    run = _Run(group, shard, settings, shard_queries, settings.pop("keep_logits"))
     out: Tensor = _Attention.apply(run, *local, mask, bias, sinks, query_scale)
     return out if layout is None else layout.wrapped(out)
 
@@ -77,8 +78,8 @@ class _Shard(NamedTuple):
     """What this process has of the keys and, if they are cut, of the queries."""
 
     first_key: int
-    all_keys: int
-    queries: list[int]  # how many each process has
+    keys: list[int]  # how many each process has
+    queries: list[int]
 
 
 class _Run(NamedTuple):
@@ -136,31 +137,55 @@ class _Sides(NamedTuple):
     def addresses(self) -> dict[str, Any]:
         return by_addresses(**self._asdict())
 
+    def of(self, queries: slice) -> _Sides:
+        """Those of some queries."""
+        def cut(tensor: Tensor | None) -> Any:
+            return tensor if tensor is None or tensor.shape[2] == 1 else tensor[:, :, queries]
+
+        return _Sides(cut(self.mask), cut(self.bias), self.sinks, cut(self.query_scale))
+
 
 def _forward(run: _Run, query: Tensor, key: Tensor, value: Tensor, sides: _Sides) -> tuple[_Row, Tensor]:
-    """The rows, and the sums of weighted values of all processes, not normalised."""
+    """The rows, and the sums of weighted values of all processes, not normalised.
+
+    Queries are taken in blocks, so that the logits of a block can be kept from one exchange to the next.
+    """
     rows, arithmetic = query.shape[:3], _arithmetic(query)
-    rules = run.settings["rule"]
-    options = {**_shared(run), **sides.addresses()}
-    logits = None
-    if any(_searches(rule) for rule in rules):
-        size = query.shape[0] * query.shape[1] * query.shape[2] * key.shape[2]
-        if size * arithmetic.itemsize <= run.keep_logits:
-            logits = torch.empty((*rows, key.shape[2]), dtype=arithmetic)
-            options |= by_addresses(logits=logits)
-    q, k, v = (by_address(tensor) for tensor in (query, key, value))
     states = torch.empty((*rows, _STATE), dtype=torch.int64)
-    call(_core.shard_states, _NAMES, q, k, by_address(states), **options)
-    merged, *others = _all(states, run.group)
-    for other in others:  # in the order of ranks, so that every process has the same bits
-        _core.merge(by_address(merged), by_address(other), by_address(merged))
-    scales, means = _betas(run, merged, q, k, options)
-    sums = torch.empty((*rows, value.shape[3]), dtype=arithmetic)
+    weighed = torch.empty((*rows, _WEIGHED), dtype=torch.float64)
     mass = torch.empty(rows, dtype=torch.float64)
-    call(_core.shard_attention, _NAMES, q, k, v, by_address(scales), by_address(sums), by_address(mass), **options)
+    sums = torch.empty((*rows, value.shape[3]), dtype=arithmetic)
+    step = _block(run, query)
+    logits = torch.empty((*rows[:2], min(step, rows[2]), key.shape[2]), dtype=arithmetic) if step > 0 else None
+    for begin in range(0, rows[2], step or rows[2]):
+        block = slice(begin, begin + (step or rows[2]))
+        own, beside = query[:, :, block], sides.of(block)
+        options = {**_shared(run), **beside.addresses(), "first_query": begin, "all_queries": rows[2]}
+        if logits is not None:
+            kept = logits[:, :, :own.shape[2]]
+            options |= by_addresses(logits=kept)
+        q, k, v = (by_address(tensor) for tensor in (own, key, value))
+        merged = torch.empty((*own.shape[:3], _STATE), dtype=torch.int64)
+        call(_core.shard_states, _NAMES, q, k, by_address(merged), **options)
+        merged, *others = _all(merged, run.group)
+        for other in others:  # in the order of ranks, so that every process has the same bits
+            _core.merge(by_address(merged), by_address(other), by_address(merged))
+        scales, means = _betas(run, merged, q, k, options)
+        masses = torch.empty(own.shape[:3], dtype=torch.float64)
+        call(_core.shard_attention, _NAMES, q, k, v, by_address(scales), by_address(sums[:, :, block]),
+             by_address(masses), **options)
+        states[:, :, block], mass[:, :, block] = merged, masses
+        weighed[:, :, block] = torch.cat([scales, means[..., None]], -1)
     dist.all_reduce(sums, group=run.group)
     dist.all_reduce(mass, group=run.group)
-    return _Row(merged, torch.cat([scales, means[..., None]], -1), mass), sums
+    return _Row(states, weighed, mass), sums
+
+
+def _block(run: _Run, query: Tensor) -> int:
+    """Queries whose logits are kept; 0 if there is no room for those of one."""
+    batch, heads, queries, _ = query.shape
+    one = batch * heads * max(run.shard.keys) * _arithmetic(query).itemsize
+    return min(queries, run.keep_logits // max(1, one))
 
 
 def _betas(run: _Run, merged: Tensor, q: Any, k: Any, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
@@ -285,7 +310,7 @@ def _agree(local: tuple[Tensor, Tensor, Tensor], bias: Tensor | None, sinks: Ten
     if any(other[2:] != [everyone[0][2], 1] for other in everyone):
         _refuse(mine, shard_queries, group)
     keys = [rows for _, rows, *_ in everyone]
-    return _Shard(sum(keys[:dist.get_rank(group)]), sum(keys), [rows for rows, *_ in everyone])
+    return _Shard(sum(keys[:dist.get_rank(group)]), keys, [rows for rows, *_ in everyone])
 
 
 def _refuse(mine: dict[str, Any], shard_queries: bool, group: Any) -> None:
@@ -319,7 +344,7 @@ def _shown(given: Any) -> str:
 
 def _shared(run: _Run) -> dict[str, Any]:
     options = {name: value for name, value in run.settings.items() if name not in ("rule", "hold_beta")}
-    return {**options, "first_key": run.shard.first_key, "all_keys": run.shard.all_keys}
+    return {**options, "first_key": run.shard.first_key, "all_keys": sum(run.shard.keys)}
 
 
 def _by_rule(rules: list[str], heads: int) -> list[tuple[list[int], str]]:

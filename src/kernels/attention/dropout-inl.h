@@ -45,7 +45,8 @@ struct RowDropout {
     const double p = job.options.dropout;
     factor = p < 1 ? static_cast<T>(1 / (1 - p)) : T(0);
     dropped_below = static_cast<std::uint32_t>(std::lround(p * 0x1p31));
-    const std::uint64_t bits = MixRow(MixRow(job.options.dropout_seed) + static_cast<std::uint64_t>(row));
+    const auto number = static_cast<std::uint64_t>(job.whole_row(row));
+    const std::uint64_t bits = MixRow(MixRow(job.options.dropout_seed) + number);
     low = static_cast<std::uint32_t>(bits);
     high = static_cast<std::uint32_t>(bits >> 32);
     key = static_cast<std::uint32_t>(job.shard.first_key + first_key);

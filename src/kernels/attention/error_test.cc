@@ -553,6 +553,12 @@ TEST(AttentionErrors, Shards) {
   for (const Shard& bad : {Shard{-1, 20}, Shard{16, 20}, Shard{0, 4}, Shard{kMax, kMax}, Shard{0, -1}}) {
     refuse(kShards, "shard", [&](Call& c) { c.shard = bad; });
   }
+  for (const std::int64_t bad : {std::int64_t{-1}, std::int64_t{1}, kMax}) {
+    refuse(kShards, "shard", [&](Call& c) { c.shard.first_query = bad; });
+  }
+  for (const std::int64_t bad : {std::int64_t{-1}, std::int64_t{2}, kMax}) {
+    refuse(kShards, "shard", [&](Call& c) { c.shard.all_queries = bad; });
+  }
   refuse({kSums, kShard}, "rows", [](Call& c) { c.scales = c.scales.first(23); });
   refuse({kStates}, "out", [](Call& c) { c.states = c.states.first(23); });
   refuse({kSums}, "out", [](Call& c) { c.sums = c.sums.first(23); });

@@ -406,6 +406,49 @@ TEST(ShardGradients, HoldTheSameBitsForAnyNumberOfThreads) {
   });
 }
 
+// ---- Some of the queries ----
+
+// Rows have the same bits whichever queries are called together: positions and dropout are those of the whole.
+TEST(ShardQueries, HaveTheBitsOfAllTogether) {
+  const std::vector<RuleCase> rules = rule_cases();
+  for_each_target([&] {
+    std::size_t turn = 0;
+    for (const OptionCase& option : option_cases()) {
+      if (option.name.starts_with("packed")) continue;
+      Random random(29);
+      oracle::Attention p = draw_with(option, random, {2, 4, 2, 21, 41, 5, 3}, DType::f32, DType::f32);
+      if (p.rules.size() == 1) p.rules = {rules[(turn += 5) % rules.size()].plain};
+      SCOPED_TRACE(option.name);
+      Devices all(p, DType::f32, {0, 9, 41});
+      std::vector<double> masses;
+      const std::vector<double> whole =
+          all.merged_outputs(scales_of(p, all, all.merged_states()), masses);
+      for (const auto& [from, to] : {std::pair<std::int64_t, std::int64_t>{0, 10}, {10, 21}}) {
+        oracle::Attention part = with_queries(p, from, to);
+        if (p.lengths.size() == static_cast<std::size_t>(p.rows())) {
+          part.lengths.clear();
+          oracle::for_each_row(part, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+            part.lengths.push_back(p.lengths[p.row(b, h, from + i)]);
+          });
+        }
+        Devices some(part, DType::f32, {0, 9, 41});
+        for (std::size_t s = 0; s < some.size(); ++s) {
+          some.device(s).shard.first_query = from;
+          some.device(s).shard.all_queries = p.N;
+        }
+        const std::vector<double> out =
+            some.merged_outputs(scales_of(part, some, some.merged_states()), masses);
+        oracle::for_each_row(part, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+          for (std::int64_t e = 0; e < p.E; ++e) {
+            EXPECT_EQ(out[part.dout.position({b, h, i, e})], whole[p.dout.position({b, h, from + i, e})])
+                << "row " << p.row(b, h, from + i);
+          }
+        });
+      }
+    }
+  });
+}
+
 // ---- Logits that are kept ----
 
 // They change no bit, and they are the logits: sums of them are the states.
