@@ -1,6 +1,6 @@
 """Training a small decoder with whet's attention beside torch's: python -m bench.decoder [--quick] [--strict].
 
-The model of `whet clrs train` (3 layers of width 96 with 3 heads, float32, one thread), the whole training step: forward,
+The model of `whet clrs train` (4 layers of width 96 with 3 heads, float32, one thread), the whole training step: forward,
 loss of every token, backward, clipping, AdamW. Contenders differ in their attention only: torch's
 scaled_dot_product_attention with plain softmax, whet's with plain softmax and with the paper's rule, and that rule in eager
 torch. Before anything is timed, losses and gradients of each are compared with those of its own formula in eager torch;
@@ -27,7 +27,7 @@ TOKENS = 4096  # of a step
 SDPA_BAR = 1.0  # tokens/s of whet against torch's, both plain
 EAGER_BAR = 1.5  # tokens/s of the paper's rule, whet against eager torch
 BOUND = 2e-3  # of the largest gradient of a parameter
-VOCABULARY, WIDTH, LAYERS, HEADS, HIDDEN = 1104, 96, 3, 3, 256
+VOCABULARY, WIDTH, LAYERS, HEADS, HIDDEN = 1104, 96, 4, 3, 256
 CONTENDERS = {"sdpa, plain": ("sdpa", "none"), "whet, plain": ("whet", "none"), "whet, paper": ("whet", "paper"),
               "eager, paper": ("eager", "paper")}
 

@@ -35,7 +35,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
               scale: float | None = None, *, group: Any = None, shard_queries: bool = False,
               rule: RuleLike | Sequence[RuleLike] = None, normalizer: str = "softmax", softcap: float | None = 0.0,
               sinks: Tensor | None = None, window: Window = None, align: str = "start", query_scale: Tensor | None = None,
-              hold_beta: bool = False, keep_logits: int = 64 << 20) -> Tensor:
+              hold_beta: bool = False, keep_logits: int = 256 << 20) -> Tensor:
     """whet.torch.attention over the keys of all processes of a group. Every process calls it.
 
     Args:
@@ -51,8 +51,8 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
         shard_queries: queries, too, are cut in the order of ranks, and each process gets the output of its own. They
             are gathered, and the outputs scattered. query_scale is then of all queries.
         normalizer: "softmax" or "hard"; the others need more of a row than processes exchange.
-        keep_logits: bytes for logits of some queries at a time, the same on every process, so that they needn't be
-            computed again after each exchange. 0: they are.
+        keep_logits: bytes in which a rule that searches its beta may keep the logits of some queries at a time, so that
+            they needn't be computed again after each step. The same on every process.
 
     Returns:
         The output (B, H, N, E), the same on every process; with shard_queries, that of its own queries. Backward
@@ -148,7 +148,8 @@ class _Sides(NamedTuple):
 def _forward(run: _Run, query: Tensor, key: Tensor, value: Tensor, sides: _Sides) -> tuple[_Row, Tensor]:
     """The rows, and the sums of weighted values of all processes, not normalised.
 
-    Queries are taken in blocks, so that the logits of a block can be kept from one exchange to the next.
+    Where a rule searches, queries are taken in blocks whose logits are kept from one exchange to the next. With one exchange
+    computing them twice is quicker than keys that are packed once more for every block.
     """
     rows, arithmetic = query.shape[:3], _arithmetic(query)
     states = torch.empty((*rows, _STATE), dtype=torch.int64)
@@ -182,7 +183,9 @@ def _forward(run: _Run, query: Tensor, key: Tensor, value: Tensor, sides: _Sides
 
 
 def _block(run: _Run, query: Tensor) -> int:
-    """Queries whose logits are kept; 0 if there is no room for those of one."""
+    """Queries whose logits are kept; 0 if there is no room for those of one, or no need."""
+    if not any(_searches(rule) for rule in run.settings["rule"]):
+        return 0
     batch, heads, queries, _ = query.shape
     one = batch * heads * max(run.shard.keys) * _arithmetic(query).itemsize
     return min(queries, run.keep_logits // max(1, one))
