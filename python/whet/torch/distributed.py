@@ -29,6 +29,7 @@ _NAMES = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask", "bias": "
           "window_left": "window", "window_right": "window", "dout": "grad"}
 _STATE, _SCALE, _WEIGHED, _SUMS, _SLOPE = 6, 2, 3, 5, 10  # numbers of a record
 _MAX, _Z, _T = 2, 3, 4  # places in a state
+_FEW = 16  # rows that share their keys, up to which nothing is packed
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
@@ -148,15 +149,15 @@ class _Sides(NamedTuple):
 def _forward(run: _Run, query: Tensor, key: Tensor, value: Tensor, sides: _Sides) -> tuple[_Row, Tensor]:
     """The rows, and the sums of weighted values of all processes, not normalised.
 
-    Where a rule searches, queries are taken in blocks whose logits are kept from one exchange to the next. With one exchange
-    computing them twice is quicker than keys that are packed once more for every block.
+    Where a rule searches, queries are taken in blocks whose logits are kept from one exchange to the next; with few queries,
+    always. With one exchange computing them twice is quicker than keys that are packed once more for every block.
     """
     rows, arithmetic = query.shape[:3], _arithmetic(query)
     states = torch.empty((*rows, _STATE), dtype=torch.int64)
     weighed = torch.empty((*rows, _WEIGHED), dtype=torch.float64)
-    mass = torch.empty(rows, dtype=torch.float64)
-    sums = torch.empty((*rows, value.shape[3]), dtype=arithmetic)
-    step = _block(run, query)
+    size = value.shape[3]
+    sums = torch.empty((*rows, size + 1), dtype=arithmetic)  # the last is the mass
+    step = _block(run, query, key.shape[1])
     logits = torch.empty((*rows[:2], min(step, rows[2]), key.shape[2]), dtype=arithmetic) if step > 0 else None
     for begin in range(0, rows[2], step or rows[2]):
         block = slice(begin, begin + (step or rows[2]))
@@ -173,20 +174,20 @@ def _forward(run: _Run, query: Tensor, key: Tensor, value: Tensor, sides: _Sides
             _core.merge(by_address(merged), by_address(other), by_address(merged))
         scales, means = _betas(run, merged, q, k, options)
         masses = torch.empty(own.shape[:3], dtype=torch.float64)
-        call(_core.shard_attention, _NAMES, q, k, v, by_address(scales), by_address(sums[:, :, block]),
+        call(_core.shard_attention, _NAMES, q, k, v, by_address(scales), by_address(sums[:, :, block, :size]),
              by_address(masses), **options)
-        states[:, :, block], mass[:, :, block] = merged, masses
+        states[:, :, block], sums[:, :, block, size] = merged, masses.to(arithmetic)
         weighed[:, :, block] = torch.cat([scales, means[..., None]], -1)
     dist.all_reduce(sums, group=run.group)
-    dist.all_reduce(mass, group=run.group)
-    return _Row(states, weighed, mass), sums
+    return _Row(states, weighed, sums[..., size].to(torch.float64).contiguous()), sums[..., :size]
 
 
-def _block(run: _Run, query: Tensor) -> int:
+def _block(run: _Run, query: Tensor, key_heads: int) -> int:
     """Queries whose logits are kept; 0 if there is no room for those of one, or no need."""
-    if not any(_searches(rule) for rule in run.settings["rule"]):
-        return 0
     batch, heads, queries, _ = query.shape
+    few = queries * (heads // max(1, key_heads)) <= _FEW
+    if not few and not any(_searches(rule) for rule in run.settings["rule"]):
+        return 0
     one = batch * heads * max(run.shard.keys) * _arithmetic(query).itemsize
     return min(queries, run.keep_logits // max(1, one))
 
