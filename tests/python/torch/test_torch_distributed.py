@@ -35,3 +35,16 @@ def test_a_process_that_dies_ends_the_others(tmp_path):
     """With an error, within the group's timeout, instead of waiting for ever."""
     texts = run(tmp_path, 3, "death", expect=7)
     assert sum("ended: " in text for text in texts) == 2, texts
+
+
+def test_the_example_has_the_same_losses_for_any_number_of_processes():
+    example = HERE.parents[2] / "examples/context_parallel.py"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}
+    lines = []
+    for processes in (1, 2):
+        line = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes), example,
+                "--tokens", "64", "--steps", "25"]
+        done = subprocess.run(line, capture_output=True, text=True, env=environment, timeout=240)
+        assert done.returncode == 0, done.stderr[-3000:]
+        lines.append(done.stdout.rsplit(",", 1)[0])
+    assert lines[0] == lines[1] and lines[0].startswith("step 25: loss "), lines
