@@ -153,7 +153,9 @@ def plan_of(chosen: argparse.Namespace, recipe: Recipe) -> Any:
     """What options of `eval` and `sweep` ask for."""
     from whet.clrs.evaluation import Plan
 
-    return Plan(chosen.eval_sizes, settings_of(recipe, chosen.added, chosen.per_layer), samples=chosen.samples)
+    others_at = None if chosen.with_sizes is None else sorted(set(chosen.with_sizes) & set(chosen.eval_sizes))
+    return Plan(chosen.eval_sizes, settings_of(recipe, chosen.added, chosen.per_layer), samples=chosen.samples,
+                others_at=others_at)
 
 
 def settings_of(recipe: Recipe, added: Sequence[str], per_layer: bool) -> list[Sharpening]:

@@ -33,9 +33,18 @@ class Plan(NamedTuple):
     """What is measured."""
 
     sizes: Sequence[int]
-    settings: Sequence[Sharpening]
+    settings: Sequence[Sharpening]  # the first at every size
     seeds: Sequence[int] = VAL_SEEDS
     samples: int = VAL_SAMPLES  # of each size and seed
+    others_at: Sequence[int] | None = None  # sizes at which the other settings are measured. None: all
+
+    def settings_at(self, size: int) -> Sequence[Sharpening]:
+        return self.settings if self.others_at is None or size in self.others_at else self.settings[:1]
+
+    def pieces(self, algorithms: Sequence[str]) -> list[tuple[str, int, Sharpening]]:
+        """All that there is to measure, in order."""
+        return [(algorithm, size, setting) for algorithm in algorithms for size in self.sizes
+                for setting in self.settings_at(size)]
 
 
 class Piece(NamedTuple):
@@ -50,15 +59,14 @@ class Piece(NamedTuple):
 def evaluate(run: Run, plan: Plan, workers: int = 1,
              progress: Callable[[int, int, Piece], None] = lambda done, all, piece: None) -> list[Piece]:
     """Every piece of the plan, from the folder where it is there already."""
-    places = [(algorithm, size) for algorithm in run.recipe.algorithms for size in plan.sizes]
-    known = {key: _stored(run, plan, *key) for key in
-             [(algorithm, size, setting) for algorithm, size in places for setting in plan.settings]}
-    missing = [place for place in places if any(known[(*place, setting)] is None for setting in plan.settings)]
+    known = {key: _stored(run, plan, *key) for key in plan.pieces(run.recipe.algorithms)}
+    places = list(dict.fromkeys((algorithm, size) for algorithm, size, _ in known))
+    missing = list(dict.fromkeys((algorithm, size) for (algorithm, size, _), found in known.items() if found is None))
     problems = _problems(run, plan, missing, workers)
     pieces = []
     for place in places:
         made = next(problems) if place in missing else []
-        for setting in plan.settings:
+        for setting in plan.settings_at(place[1]):
             found = known[(*place, setting)]
             if found is None:
                 found = measure(run.model, run.tokens, made, setting)
@@ -70,9 +78,9 @@ def evaluate(run: Run, plan: Plan, workers: int = 1,
 
 def stored(run: Run, plan: Plan) -> list[Piece] | None:
     """Every piece of the plan if the folder has all of them."""
-    pieces = [Piece(algorithm, size, setting, found) for algorithm in run.recipe.algorithms for size in plan.sizes
-              for setting in plan.settings if (found := _stored(run, plan, algorithm, size, setting)) is not None]
-    return pieces if len(pieces) == len(run.recipe.algorithms) * len(plan.sizes) * len(plan.settings) else None
+    wanted = plan.pieces(run.recipe.algorithms)
+    pieces = [Piece(*key, found) for key in wanted if (found := _stored(run, plan, *key)) is not None]
+    return pieces if len(pieces) == len(wanted) else None
 
 
 def measure(model: Decoder, tokens: Tokens, problems: Sequence[Problem], setting: Sharpening) -> dict[str, Any]:

@@ -82,6 +82,7 @@ def add_plan(command: Any, sizes_default: str) -> None:
     command.add_argument("--with", dest="added", action="append", default=[], metavar="RULE",
                          help="also with this rule or normalizer in place of the run's own; may be repeated")
     command.add_argument("--per-layer", action="store_true", help="those also in one layer at a time")
+    command.add_argument("--with-sizes", type=sizes, metavar="N,A-B", help="where those are measured (default: everywhere)")
     command.add_argument("--samples", type=whole(1), default=125, metavar="N", help="of each size and seed (default: 125)")
 
 

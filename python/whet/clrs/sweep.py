@@ -81,7 +81,7 @@ def remember(run: Run, plan: Plan) -> None:
 
 def _plan_settings(plan: Plan) -> dict[str, Any]:
     return {"sizes": list(plan.sizes), "settings": [one.settings() for one in plan.settings], "seeds": list(plan.seeds),
-            "samples": plan.samples}
+            "samples": plan.samples, "others_at": None if plan.others_at is None else list(plan.others_at)}
 
 
 # ---- the small file of a finished run, which stands for its folder
@@ -149,7 +149,7 @@ def _pieces(run: Run) -> list[Piece]:
     if not isinstance(plan, dict):
         raise ClrsError(f"{run.folder}: isn't evaluated; run {command.NAME} eval {run.folder} first")
     settings = [Sharpening.of(one) for one in plan["settings"]]
-    wanted = Plan(plan["sizes"], settings, plan["seeds"], plan["samples"])
+    wanted = Plan(plan["sizes"], settings, plan["seeds"], plan["samples"], plan.get("others_at"))
     found = stored(run, wanted)
     if found is None:
         raise ClrsError(f"{run.folder}: its evaluation is incomplete; run {command.NAME} eval {run.folder} again")

@@ -9,7 +9,7 @@ import torch
 from whet.clrs import evaluation, report, summary
 from whet.clrs.data import Problem
 from whet.clrs.errors import ClrsError
-from whet.clrs.evaluation import Piece, Plan, baselines, evaluate, is_exact, measure, scored, shares
+from whet.clrs.evaluation import Piece, Plan, baselines, evaluate, is_exact, measure, scored, shares, stored
 from whet.clrs.model import Sharpening
 from whet.clrs.summary import Result
 from whet.clrs.sweep import evaluated, remember
@@ -81,6 +81,13 @@ def test_pieces_are_kept(run, monkeypatch):
     assert evaluate(run, PLAN) == pieces and len(measured) == 1
     more = PLAN._replace(sizes=(2,), settings=[PAPER, Sharpening("fixed:2")])
     assert evaluate(run, more)[0] == pieces[1] and len(measured) == 2
+
+
+def test_other_settings_at_some_sizes(run):
+    plan = PLAN._replace(others_at=[5])
+    pieces = evaluate(run, plan)
+    assert [(one.size, one.setting) for one in pieces] == [(2, PLAN.settings[0]), *((5, one) for one in PLAN.settings)]
+    assert stored(run, plan) == pieces
 
 
 def test_greedy_answers_and_forced_tokens_agree(run):
