@@ -140,8 +140,9 @@ whet_status whet_attention_backward(const whet_view* q, const whet_view* k, cons
                                     const whet_execution* execution) {
   return guarded([&] {
     const Call call(q, k, v, options, execution);
-    whet::attention_backward(call.q, call.k, call.v, view_of(dout, "dout"), gradients_of(gradients, call.rows()),
-                             call.options, backward_of(backward), call.execution);
+    whet::attention_backward(call.q, call.k, call.v, view_of(dout, "dout"),
+                             gradients_of(gradients, call.rows()), call.options, backward_of(backward),
+                             call.execution);
   });
 }
 

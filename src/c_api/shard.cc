@@ -120,9 +120,8 @@ whet_status whet_shard_backward(const whet_view* q, const whet_view* k, const wh
     const whet::ConstView queries = view_of(q, "q");
     const std::size_t count = rows_of(queries);
     whet::shard_backward(queries, view_of(k, "k"), view_of(v, "v"), view_of(dout, "dout"), shard_of(shard),
-                         elements<const whet::RowSlope>(rows, count, "rows"),
-                         gradients_of(gradients, count), shard_options(options),
-                         execution_of(execution));
+                         elements<const whet::RowSlope>(rows, count, "rows"), gradients_of(gradients, count),
+                         shard_options(options), execution_of(execution));
   });
 }
 

@@ -126,10 +126,10 @@ constexpr Entry kShardBackward = {"shard_backward", &Call::run_shard_backward};
 using Entries = std::vector<Entry>;
 const Entries kShards = {kStates, kSums, kShard, kGradientSums, kShardBackward};
 const Entries kWhole = {kForward, kForwardWorkspace, kBackward, kBackwardWorkspace};
-const Entries kWithValues = {kForward,           kForwardWorkspace, kBackward,
-                             kBackwardWorkspace, kShard,            kGradientSums, kShardBackward};
-const Entries kAll = {kForward, kForwardWorkspace, kBackward,     kBackwardWorkspace, kStates,
-                      kSums,    kShard,            kGradientSums, kShardBackward};
+const Entries kWithValues = {kForward, kForwardWorkspace, kBackward,     kBackwardWorkspace,
+                             kShard,   kGradientSums,     kShardBackward};
+const Entries kAll = {kForward, kForwardWorkspace, kBackward,     kBackwardWorkspace, kStates, kSums,
+                      kShard,   kGradientSums,     kShardBackward};
 // Workspace queries don't.
 const Entries kThatRead = {kForward, kBackward, kStates, kSums, kShard, kGradientSums, kShardBackward};
 
@@ -575,7 +575,8 @@ TEST(AttentionErrors, Shards) {
   refuse({kShardBackward}, "dparameter", [&](Call& c) { c.gradients.dparameter = parameter; });
   refuse({kShardBackward}, "dsinks", [](Call& c) { c.options.sinks = {}; });
   // What is a part of a sum is in the type of the arithmetic.
-  for (const auto of : {&AttentionGradients::dq, &AttentionGradients::dsinks, &AttentionGradients::dquery_scale}) {
+  for (const auto of :
+       {&AttentionGradients::dq, &AttentionGradients::dsinks, &AttentionGradients::dquery_scale}) {
     const std::string name = of == &AttentionGradients::dq       ? "dq"
                              : of == &AttentionGradients::dsinks ? "dsinks"
                                                                  : "dquery_scale";

@@ -1,5 +1,5 @@
-// The gradient of a row of which a shard has some keys. What couples them to the others comes from outside: for
-// sums the row's maximum, beta and mean, for the gradient itself the line that all sums gave.
+// The gradient of a row of which a shard has some keys. What couples them to the others comes from outside:
+// for sums the row's maximum, beta and mean, for the gradient itself the line that all sums gave.
 #if defined(WHET_KERNELS_ATTENTION_SHARD_BACKWARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_ATTENTION_SHARD_BACKWARD_INL_H_
 #undef WHET_KERNELS_ATTENTION_SHARD_BACKWARD_INL_H_
@@ -66,8 +66,8 @@ HWY_INLINE void GradientOfPart(const BackwardRun& run, std::int64_t row, const R
   const auto index = static_cast<std::size_t>(row);
   if (run.pass == BackwardPass::sums) {
     const PartSums part = functions.sums_of_part(keys);
-    run.sums[index] = add(run.sums[index],
-                          {part.sums.wg, part.sums.wyg, part.sums.wy, part.sums.wyy, static_cast<double>(part.ties)});
+    run.sums[index] = add(run.sums[index], {part.sums.wg, part.sums.wyg, part.sums.wy, part.sums.wyy,
+                                            static_cast<double>(part.ties)});
     return;
   }
   const RowSlope& slope = run.slopes[index];

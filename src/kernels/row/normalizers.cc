@@ -49,10 +49,10 @@ double Least(double parameter, const SavedRow& saved) {
 
 template <typename T>
 const RowFunctions<T>& FunctionsOf(const Normalizer& normalizer) {
-#define WHET_ENTRY(N)                                                                                \
-  {Normalise<N, T>,     WeighRow<N, T>,     SaveRow<N, T>,           WeighPart<N, T>, BackwardRow<N, T>, \
-   SumsOfPart<N, T>,    BackwardPart<N, T>, ParameterGradient<N, T>, Least<N, T>,                        \
-   N::kSavesThreshold,  N::kIsSparse},
+#define WHET_ENTRY(N)                                                                  \
+  {Normalise<N, T>,   WeighRow<N, T>,     SaveRow<N, T>,      WeighPart<N, T>,         \
+   BackwardRow<N, T>, SumsOfPart<N, T>,   BackwardPart<N, T>, ParameterGradient<N, T>, \
+   Least<N, T>,       N::kSavesThreshold, N::kIsSparse},
   static constexpr RowFunctions<T> kFunctions[] = {WHET_FOR_EACH_NORMALIZER(WHET_ENTRY)};
 #undef WHET_ENTRY
   return kFunctions[static_cast<std::size_t>(normalizer.index())];

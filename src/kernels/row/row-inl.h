@@ -23,7 +23,8 @@
 //     kParameterGradient   its parameter has a gradient: ParameterGradient, from what Backward is given
 //     kIsSparse         many weights of a row may be exactly 0: attention looks for those that aren't
 //     kMergesShards     a shard can be weighed knowing the row's maximum and beta alone, and has PartSums and
-//                       PartBackward: what its gradient needs of all shards, and its gradient once they have it
+//                       PartBackward: what its gradient needs of all shards, and its gradient once they have
+//                       it
 //     Reach             how far below the maximum (in units of the logit) a key may lie and still have
 //     weight;
 //                       keys beyond have less than `epsilon` of the row together
