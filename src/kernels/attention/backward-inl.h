@@ -233,9 +233,10 @@ HWY_INLINE RowKind ChooseRowKeys(BackwardBlock<T>& block, std::int64_t row) {
     total += block.scratch.tile_keys[tile];
   }
   if (total * core::kBackwardListShare <= range.size()) {
+    const T sink = x[range.end];
     block.counts[row] = ListAbove(static_cast<const T*>(x + range.begin), range.size(), below, range.begin,
                                   block.list(row), x);
-    x[total] = x[range.end];
+    x[total] = sink;
     return RowKind::kListed;
   }
   for (std::int64_t tile = first_tile; tile < end_tile; ++tile) {

@@ -47,8 +47,8 @@ struct BackwardRun {
   std::int64_t value_size() const { return padded(job.shape.value_size); }
   // dk and dv of parts are kept until all are there; a unit in one part keeps its worker's.
   bool shares_sums() const { return plan.parts > 1; }
-  // Of a row whose products go key by key, and one that is written before it is known to count.
-  std::int64_t list_size() const { return max_keys / core::kBackwardListShare + 1; }
+  // Of a row whose products go key by key, and what is written behind its end.
+  std::int64_t list_size() const { return max_keys / core::kBackwardListShare + kPad; }
   bool needs_dq() const { return job.dq.data != nullptr || job.dquery_scale.data != nullptr; }
 };
 

@@ -199,8 +199,7 @@ HWY_INLINE std::int64_t PieceKeys(std::int64_t wide) {
   return std::max<std::int64_t>(8, 16384 / (wide * static_cast<std::int64_t>(sizeof(T))));
 }
 
-// Values from key `from` on, up to the end of its tile or to `to`: the first panel, and how far apart panels
-// lie.
+// Values of keys [from, to) of a tile: the first panel, and how far apart panels lie.
 template <typename T>
 struct ValuePanels {
   Panel<T> first;
@@ -225,51 +224,52 @@ template <typename T>
 HWY_NOINLINE bool AddFewKeys(const Block<T>& block, std::int64_t strip, std::int64_t begin, std::int64_t end,
                              const ValuePanels<T>& values, std::int64_t from) {
   const std::int64_t rows = block.strip_rows(strip), first_row = strip * kStripRows;
-  std::int64_t total = 0;
+  std::int32_t lists[kStripRows][kTileKeys + kListRoom];
+  T weights[kStripRows][kTileKeys + kListRoom];
+  std::int64_t counts[kStripRows], total = 0;
   for (std::int64_t r = 0; r < rows; ++r) {
-    total += CountAbove(static_cast<const T*>(block.x(first_row + r) + begin), end - begin, T(0));
+    const T* x = block.x(first_row + r) + begin;
+    counts[r] = ListAbove(x, end - begin, T(0), begin, lists[r], weights[r]);
+    total += counts[r];
     if (total * core::kForwardListShare > rows * (end - begin)) return false;
   }
   const KeyVectors<T> vectors{values.first.data, values.first.stride, values.step, from};
   const std::int64_t wide = block.run.value_size();
-  std::int32_t list[kTileKeys + 1];
-  T weights[kTileKeys + 1];
   for (std::int64_t r = 0; r < rows; ++r) {
-    const T* x = block.x(first_row + r) + begin;
-    const std::int64_t count = ListAbove(x, end - begin, T(0), begin, list, weights);
-    AddListed(static_cast<const T*>(weights), list, count, vectors, block.run.job.shape.value_size,
+    AddListed(static_cast<const T*>(weights[r]), lists[r], counts[r], vectors, block.run.job.shape.value_size,
               block.scratch.out + (first_row + r) * wide);
   }
   return true;
 }
 
-// out = x V over the tiles that matter, in pieces of keys whose panel of V (or all of V, where it isn't
-// packed) stays in the first-level cache for all strips.
+// out = x V over keys [from, to) of a tile, of which `values` are: strips with few keys of weight key by key,
+// the others in pieces whose panel of V (or all of V, where it isn't packed) stays in the first-level cache
+// for all.
 template <typename T>
-HWY_INLINE void BlockOutput(const Block<T>& block) {
+HWY_INLINE void TileOutput(const Block<T>& block, std::int64_t from, std::int64_t to) {
   const AttentionRun& run = block.run;
   const std::int64_t size = run.job.shape.value_size, wide = run.value_size(), columns = PanelColumns<T>();
+  const std::int64_t tile = from / kTileKeys;
+  const bool lists = block.lists && block.unsafe[tile] == 0;
+  ValuePanels<T> values{};
+  bool done[core::kMaxBlockRows / kStripRows];
+  bool all_done = true;
+  for (std::int64_t s = 0; s < block.strips(); ++s) {
+    const std::int64_t begin = std::max(from, block.reach[s].begin), end = std::min(to, block.reach[s].end);
+    done[s] = begin >= end || block.live(s)[tile] == 0;
+    if (done[s]) continue;
+    if (values.step == 0) values = ValuesFrom(block, from, to);
+    if (lists) done[s] = AddFewKeys(block, s, begin, end, values, from);
+    all_done = all_done && done[s];
+  }
   const std::int64_t piece = PieceKeys<T>(block.values == nullptr ? wide : columns);
-  KeyRange all;
-  for (std::int64_t s = 0; s < block.strips(); ++s) all = Union(all, block.reach[s]);
-  std::fill_n(block.scratch.out, block.rows * wide, T(0));
-  for (std::int64_t from = all.begin; from < all.end;) {
-    const std::int64_t tile = from / kTileKeys;
-    const std::int64_t to = std::min({all.end, (tile + 1) * kTileKeys, from + piece});
-    ValuePanels<T> values{};
-    bool done[core::kMaxBlockRows / kStripRows]{};
-    for (std::int64_t s = 0; s < block.strips(); ++s) {
-      const std::int64_t begin = std::max(from, block.reach[s].begin), end = std::min(to, block.reach[s].end);
-      done[s] = begin >= end || block.live(s)[tile] == 0;
-      if (done[s]) continue;
-      if (values.step == 0) values = ValuesFrom(block, from, to);
-      if (block.lists && block.unsafe[tile] == 0) done[s] = AddFewKeys(block, s, begin, end, values, from);
-    }
+  for (; from < to && !all_done;) {
+    const std::int64_t next = std::min(to, from + piece);
     for (std::int64_t e = 0; e < size; e += columns) {
       for (std::int64_t s = 0; s < block.strips(); ++s) {
-        if (done[s]) continue;
         const std::int64_t begin = std::max(from, block.reach[s].begin),
-                           end = std::min(to, block.reach[s].end);
+                           end = std::min(next, block.reach[s].end);
+        if (done[s] || begin >= end) continue;
         const T* first = values.first.data + (begin - from) * values.first.stride + e / columns * values.step;
         const std::int64_t row = s * kStripRows;
         Multiply<Into::kContinue>(block.strip_rows(s), Strip<T>{block.x(row) + begin, run.stride, 1},
@@ -277,6 +277,20 @@ HWY_INLINE void BlockOutput(const Block<T>& block) {
                                   block.scratch.out + row * wide + e, wide);
       }
     }
+    values.first.data += (next - from) * values.first.stride;
+    from = next;
+  }
+}
+
+// out = x V over the tiles that matter.
+template <typename T>
+HWY_INLINE void BlockOutput(const Block<T>& block) {
+  KeyRange all;
+  for (std::int64_t s = 0; s < block.strips(); ++s) all = Union(all, block.reach[s]);
+  std::fill_n(block.scratch.out, block.rows * block.run.value_size(), T(0));
+  for (std::int64_t from = all.begin; from < all.end;) {
+    const std::int64_t to = std::min(all.end, (from / kTileKeys + 1) * kTileKeys);
+    TileOutput(block, from, to);
     from = to;
   }
 }

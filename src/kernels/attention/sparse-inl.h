@@ -18,7 +18,9 @@
 #include <hwy/highway.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdint>
+#include <cstring>
 
 #include "kernels/dense/matmul-inl.h"
 #include "kernels/row/sweep-inl.h"
@@ -27,6 +29,26 @@ HWY_BEFORE_NAMESPACE();
 namespace whet {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
+
+// Bit i: whether x[i] is above `limit`, for n <= kWordKeys numbers.
+inline constexpr std::int64_t kWordKeys = 64;
+template <typename T>
+HWY_INLINE std::uint64_t BitsAbove(const T* x, std::int64_t n, T limit) {
+  const hn::ScalableTag<T> d;
+  const auto bound = hn::Set(d, limit);
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
+  std::uint64_t bits = 0;
+  std::int64_t i = 0;
+  for (; i + lanes <= n; i += lanes) {
+    std::uint8_t bytes[8] = {};
+    hn::StoreMaskBits(d, hn::Gt(hn::LoadU(d, x + i), bound), bytes);
+    std::uint64_t word;
+    std::memcpy(&word, bytes, sizeof(word));
+    bits |= word << i;
+  }
+  for (; i < n; ++i) bits |= std::uint64_t{x[i] > limit} << i;
+  return bits;
+}
 
 // How many of n numbers are above `limit`.
 template <typename T>
@@ -46,35 +68,27 @@ HWY_INLINE std::int64_t CountAbove(const T* x, std::int64_t n, T limit) {
 }
 
 // Writes those to `values` (which may be x) and their keys, the first being `first`, to `list`; returns how
-// many. Both must have space for one more.
+// many. Both must have space for kListRoom more.
+inline constexpr std::int64_t kListRoom = 8;
 template <typename T>
 HWY_INLINE std::int64_t ListAbove(const T* x, std::int64_t n, T limit, std::int64_t first, std::int32_t* list,
                                   T* values) {
-  const hn::ScalableTag<T> d;
-  const auto bound = hn::Set(d, limit);
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
-  constexpr std::int64_t kPiece = 256;
   std::int64_t count = 0;
-  const auto add = [&](std::int64_t begin, std::int64_t end) {
-    for (std::int64_t i = begin; i < end; ++i) {
-      const T value = x[i];
-      list[count] = static_cast<std::int32_t>(first + i);
-      values[count] = value;  // count <= i: nothing unread is overwritten
-      count += value > limit ? 1 : 0;
+  for (std::int64_t i = 0; i < n; i += kWordKeys) {
+    std::uint64_t bits = BitsAbove(x + i, std::min(kWordKeys, n - i), limit);
+    const std::int64_t end = count + std::popcount(bits);
+    // Always some at a time: how many there are can't be predicted. What is too much will be overwritten, and
+    // `values` stays behind what is read.
+    for (std::int64_t at = count; at < end; at += kListRoom) {
+      for (std::int64_t j = at; j < at + kListRoom; ++j) {
+        const std::int64_t key = i + (std::countr_zero(bits) & (kWordKeys - 1));
+        list[j] = static_cast<std::int32_t>(first + key);
+        values[j] = x[key];
+        bits &= bits - 1;
+      }
     }
-  };
-  const std::int64_t whole = n - n % lanes;
-  for (std::int64_t begin = 0; begin < whole; begin += kPiece) {
-    // First the vectors that hold any, without a branch: which ones can't be predicted.
-    std::int32_t found[kPiece + 1];
-    std::int64_t vectors = 0;
-    for (std::int64_t i = begin; i < std::min(whole, begin + kPiece); i += lanes) {
-      found[vectors] = static_cast<std::int32_t>(i);
-      vectors += hn::AllFalse(d, hn::Gt(hn::LoadU(d, x + i), bound)) ? 0 : 1;
-    }
-    for (std::int64_t i = 0; i < vectors; ++i) add(found[i], found[i] + lanes);
+    count = end;
   }
-  add(whole, n);
   return count;
 }
 
@@ -90,38 +104,51 @@ struct KeyVectors {
   const T* of(std::int64_t key) const { return data + (key - first) * stride; }
 };
 
+// The same for kPanels panels beside each other, the first of which lies at `at` in a vector of a key. Sums
+// stay in registers over the whole list.
+template <int kPanels, typename T>
+HWY_INLINE void AddListedPanels(const T* values, const std::int32_t* list, std::int64_t count,
+                                const KeyVectors<T>& vectors, std::int64_t at, T* out) {
+  constexpr bool kFour = kPanels * kPanelVectors == 4;
+  static_assert(kFour || kPanels * kPanelVectors == 2);
+  const ProductTag<T> d;
+  const std::int64_t lanes = ProductLanes<T>();
+  const std::int64_t third = at + (kPanelVectors == 4 ? 2 * lanes : vectors.step);
+  auto a = hn::LoadU(d, out), b = hn::LoadU(d, out + lanes), c = a, e = b;
+  if constexpr (kFour) {
+    c = hn::LoadU(d, out + 2 * lanes);
+    e = hn::LoadU(d, out + 3 * lanes);
+  }
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto factor = hn::Set(d, values[i]);
+    const T* const key = vectors.of(list[i]);
+    a = hn::MulAdd(factor, hn::LoadU(d, key + at), a);
+    b = hn::MulAdd(factor, hn::LoadU(d, key + at + lanes), b);
+    if constexpr (kFour) {
+      c = hn::MulAdd(factor, hn::LoadU(d, key + third), c);
+      e = hn::MulAdd(factor, hn::LoadU(d, key + third + lanes), e);
+    }
+  }
+  hn::StoreU(a, d, out);
+  hn::StoreU(b, d, out + lanes);
+  if constexpr (kFour) {
+    hn::StoreU(c, d, out + 2 * lanes);
+    hn::StoreU(e, d, out + 3 * lanes);
+  }
+}
+
 // out += sum of values[i] times the vector of key list[i], in the order of the list. Whole panels are read
 // and written.
 template <typename T>
-HWY_NOINLINE void AddListed(const T* values, const std::int32_t* list, std::int64_t count,
-                            const KeyVectors<T>& vectors, std::int64_t size, T* out) {
-  const ProductTag<T> d;
-  using V = hn::Vec<ProductTag<T>>;
-  const std::int64_t lanes = ProductLanes<T>(), columns = PanelColumns<T>();
-  std::int64_t i = 0;
-  for (; i + 4 <= count; i += 4) {  // four keys for each time that `out` is read and written
-    const V x0 = hn::Set(d, values[i]), x1 = hn::Set(d, values[i + 1]);
-    const V x2 = hn::Set(d, values[i + 2]), x3 = hn::Set(d, values[i + 3]);
-    const T *a = vectors.of(list[i]), *b = vectors.of(list[i + 1]);
-    const T *c = vectors.of(list[i + 2]), *e = vectors.of(list[i + 3]);
-    for (std::int64_t first = 0, at = 0; first < size; first += columns, at += vectors.step) {
-      for (std::int64_t j = 0; j < columns; j += lanes) {
-        V sum = hn::MulAdd(x0, hn::LoadU(d, a + at + j), hn::LoadU(d, out + first + j));
-        sum = hn::MulAdd(x1, hn::LoadU(d, b + at + j), sum);
-        sum = hn::MulAdd(x2, hn::LoadU(d, c + at + j), sum);
-        hn::StoreU(hn::MulAdd(x3, hn::LoadU(d, e + at + j), sum), d, out + first + j);
-      }
-    }
+HWY_INLINE void AddListed(const T* values, const std::int32_t* list, std::int64_t count,
+                          const KeyVectors<T>& vectors, std::int64_t size, T* out) {
+  const std::int64_t columns = PanelColumns<T>();
+  std::int64_t first = 0, at = 0;
+  for (; kPanelVectors == 2 && first + columns < size; first += 2 * columns, at += 2 * vectors.step) {
+    AddListedPanels<kPanelVectors == 2 ? 2 : 1>(values, list, count, vectors, at, out + first);
   }
-  for (; i < count; ++i) {
-    const V factor = hn::Set(d, values[i]);
-    const T* a = vectors.of(list[i]);
-    for (std::int64_t first = 0, at = 0; first < size; first += columns, at += vectors.step) {
-      for (std::int64_t j = 0; j < columns; j += lanes) {
-        const V sum = hn::MulAdd(factor, hn::LoadU(d, a + at + j), hn::LoadU(d, out + first + j));
-        hn::StoreU(sum, d, out + first + j);
-      }
-    }
+  for (; first < size; first += columns, at += vectors.step) {
+    AddListedPanels<1>(values, list, count, vectors, at, out + first);
   }
 }
 

@@ -155,6 +155,8 @@ TEST(SparseAttention, EqualsTheOracleForEveryOptionInF32) {
 TEST(SparseAttention, EqualsTheOracleForEveryOptionInBF16) {
   check_options({2, 4, 2, 9, 40, 8, 5}, DType::bf16);
 }
+// Fewer keys than are written behind the end of a list, and the sink behind them.
+TEST(SparseAttention, EqualsTheOracleForFewKeys) { check_options({2, 4, 2, 9, 7, 8, 5}, DType::f64); }
 TEST(SparseAttention, EqualsTheOracleForFewQueries) { check_options({2, 4, 4, 8, 41, 5, 3}, DType::f32); }
 
 // ---- What is left out ----
