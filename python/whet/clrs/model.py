@@ -24,6 +24,7 @@ _HIDDEN = -1e4  # of eager attention: finite, also after a rule has multiplied i
 # Of the waves that numbers begin as: cycles per unit of the slowest and of the fastest, which tells 0.001 apart, and how
 # much larger they are than what other tokens begin as.
 _SLOWEST, _FASTEST, _WAVE_SIZE = 0.25, 500.0, 3.0
+_LINES = 4  # of a problem that are told apart: its name, its inputs, what is asked for, the answer
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ class Shape:
     hidden: int = 256  # of SwiGLU
     positions: str = "none"  # mix: rotary in the first half of the heads of each layer, none in the others
     learned: str = "none"  # a length scale per head
+    breaks: tuple[int, ...] = ()  # tokens that end a line. If there are any, every token knows which line it is on
 
     def check(self) -> None:
         """ClrsError that names what is wrong."""
@@ -107,11 +109,12 @@ class Sharpening:
 
 
 class Cache(NamedTuple):
-    """Keys and values of the tokens so far: (B, H, T, D) per layer, of which each sequence has `lengths`."""
+    """Keys and values of the tokens so far: (B, H, T, D) per layer, of which each sequence has `lengths`; and their lines."""
 
     keys: list[Tensor]
     values: list[Tensor]
     lengths: Tensor  # (B)
+    lines: Tensor  # (B, T)
 
 
 class Decoder(nn.Module):
@@ -129,6 +132,8 @@ class Decoder(nn.Module):
         shape.check()
         self.shape = shape
         self.embedding = nn.Embedding(shape.vocabulary, shape.width)
+        if shape.breaks:
+            self.line = nn.Parameter(torch.empty(_LINES, shape.width))
         self.blocks = nn.ModuleList(Block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.width, eps=1e-6)
         self.attention = attention
@@ -149,9 +154,10 @@ class Decoder(nn.Module):
             cast(Block, block).attention.choose(value.of_layer(number), self.attention)
 
     def _reset_parameters(self) -> None:
-        nn.init.normal_(self.embedding.weight, std=self.shape.width**-0.5)
         for name, parameter in self.named_parameters():
-            if parameter.dim() == 2 and name != "embedding.weight":
+            if name in ("embedding.weight", "line"):
+                nn.init.normal_(parameter, std=self.shape.width**-0.5)
+            elif parameter.dim() == 2:
                 depth = math.sqrt(2 * self.shape.layers) if name.endswith(("outward.weight", "down.weight")) else 1.0
                 nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5 / depth)
 
@@ -174,7 +180,8 @@ class Decoder(nn.Module):
         Args:
             tokens: (B, N). Without a cache sequences begin at the first; padding follows what counts, which never sees it.
             rows: (R) numbers of rows of the flattened (B N) whose logits are wanted. Default: all.
-            cache: the tokens come after those in it, and their keys and values go into it. N = 1, or the cache is empty.
+            cache: the tokens come after those in it, and their keys, values and lines go into it. N = 1, or the cache is
+                empty.
             stats: is given the whet Stats of each layer.
 
         Returns:
@@ -183,17 +190,31 @@ class Decoder(nn.Module):
         start = None if cache is None or tokens.shape[1] > 1 else cache.lengths
         angles = _angles(self.shape, tokens.shape[1], start)
         x = self.embedding(tokens)
+        if self.shape.breaks:
+            x = x + self.line[self._lines(tokens, cache, start).clamp(max=_LINES - 1)]
         for number, block in enumerate(self.blocks):
             kept = None if cache is None else (cache.keys[number], cache.values[number], start)
             x = block(x, angles, kept, stats)
         x = self.norm(x if rows is None else x.flatten(0, 1)[rows])
         return F.linear(x, self.embedding.weight)
 
+    def _lines(self, tokens: Tensor, cache: Cache | None, start: Tensor | None) -> Tensor:
+        """How many breaks there are up to each token, itself included."""
+        lines = torch.stack([tokens == one for one in self.shape.breaks]).any(0).cumsum(1)
+        if cache is not None and start is None:
+            cache.lines[:, :lines.shape[1]] = lines
+        elif cache is not None:
+            row = torch.arange(len(lines))
+            lines += cache.lines[row, start - 1][:, None]
+            cache.lines[row, start] = lines[:, 0]
+        return lines
+
     def empty_cache(self, batch: int, most: int) -> Cache:
         """For sequences of up to `most` tokens; `lengths` are to be set once the first tokens are in it."""
         size = (batch, self.shape.heads, most, self.shape.width // self.shape.heads)
         keys, values = ([torch.zeros(size) for _ in range(self.shape.layers)] for _ in range(2))
-        return Cache(keys, values, torch.zeros(batch, dtype=torch.int64))
+        lengths, lines = (torch.zeros(sizes, dtype=torch.int64) for sizes in ((batch,), (batch, most)))
+        return Cache(keys, values, lengths, lines)
 
     def count(self) -> int:
         """How many parameters it has."""

@@ -58,7 +58,7 @@ def add_recipe(command: Any) -> None:
     command.add_argument("--tokens", choices=("numbers", "characters"), default="numbers")
     for name, default, what in (("width", 96, "of the residual stream"), ("layers", 4, ""), ("heads", 3, "of a layer"),
                                 ("hidden", 256, "width of SwiGLU"), ("batch", 32, "problems of a step"),
-                                ("steps", 12000, ""), ("warmup", 200, "steps in which the rate grows")):
+                                ("steps", 6000, ""), ("warmup", 200, "steps in which the rate grows")):
         command.add_argument(f"--{name}", type=whole(1), default=default, metavar="N", help=f"{what} (default: {default})")
     command.add_argument("--positions", choices=("rotary", "none", "mix"), default="none")
     command.add_argument("--embedding", choices=("waves", "random"), default="waves",

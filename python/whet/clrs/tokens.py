@@ -85,6 +85,10 @@ class Tokens:
         low, high = self.thousandths if self.kind == "numbers" else _NONE
         return {self._ids[str(value / 1000)]: value / 1000 for value in range(low, high + 1)}
 
+    def breaks(self) -> tuple[int, ...]:
+        """The tokens that end a line."""
+        return tuple(number for number, text in enumerate(self._texts) if "\n" in text)
+
     def settings(self) -> dict[str, Any]:
         """What makes the same vocabulary again."""
         return {"kind": self.kind, "words": list(self.words), "thousandths": list(self.thousandths),

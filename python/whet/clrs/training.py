@@ -53,7 +53,7 @@ class Recipe:
     attention: str = "whet"
     dtype: str = "float32"
     batch: int = 32
-    steps: int = 12000
+    steps: int = 6000
     rate: float = 3e-3
     warmup: int = 200
     weight_decay: float = 0.01
@@ -62,8 +62,8 @@ class Recipe:
 
     def check(self) -> None:
         check_algorithms(self.algorithms)
-        self.shape(1).check()
-        self.sharpening.check(self.shape(1))
+        self._shape(1).check()
+        self.sharpening.check(self._shape(1))
         for name, known in (("when", WHEN), ("dtype", DTYPES), ("embedding", EMBEDDINGS)):
             if getattr(self, name) not in known:
                 raise ClrsError(f"{name}: is {getattr(self, name)!r}, must be one of {', '.join(known)}")
@@ -73,8 +73,11 @@ class Recipe:
         if any(size < 1 for size in self.sizes):
             raise ClrsError(f"sizes: have {min(self.sizes)}, must be at least 1")
 
-    def shape(self, vocabulary: int) -> Shape:
-        return Shape(vocabulary, self.width, self.layers, self.heads, self.hidden, self.positions, self.learned)
+    def shape(self, tokens: Tokens) -> Shape:
+        return self._shape(len(tokens), tokens.breaks())
+
+    def _shape(self, vocabulary: int, breaks: tuple[int, ...] = ()) -> Shape:
+        return Shape(vocabulary, self.width, self.layers, self.heads, self.hidden, self.positions, self.learned, breaks)
 
     def source(self) -> Source:
         return Source(self.algorithms, self.sizes, self.hints, self.batch, self.seed)
@@ -160,7 +163,7 @@ def load(folder: Path) -> Run:
     recipe, tokens = read_config(folder)
     path = folder / files.CHECKPOINT
     tensors, facts = files.read_checkpoint(path)
-    model = Decoder(recipe.shape(len(tokens)), recipe.at_test, recipe.attention)
+    model = Decoder(recipe.shape(tokens), recipe.at_test, recipe.attention)
     weights = files.of_kind(tensors, "model")
     files.check_tensors(model.state_dict(), weights, path)
     model.load_state_dict(weights)
@@ -176,7 +179,7 @@ def train(folder: Path, recipe: Recipe, workers: int = 1, progress: Callable[[St
             if not alone:
                 raise ClrsError(f"{folder}: another process trains there; give another --out")
             torch.manual_seed(recipe.seed)
-            model = Decoder(recipe.shape(len(tokens)), recipe.in_training, recipe.attention)
+            model = Decoder(recipe.shape(tokens), recipe.in_training, recipe.attention)
             if recipe.embedding == "waves":
                 model.begin_as_waves(tokens.fractions())
             loop = Loop(folder, model, recipe.schedule(), group, forward_of(recipe, group))

@@ -423,8 +423,8 @@ TEST(ShardQueries, HaveTheBitsOfAllTogether) {
       Devices all(p, DType::f32, {0, 9, 41});
       std::vector<double> masses;
       const std::vector<double> whole = all.merged_outputs(scales_of(p, all, all.merged_states()), masses);
-      for (const auto& [from, to] : {std::pair<std::int64_t, std::int64_t>{0, 10}, {10, 21}}) {
-        oracle::Attention part = with_queries(p, from, to);
+      for (const std::int64_t from : {0, 10}) {
+        oracle::Attention part = with_queries(p, from, from == 0 ? 10 : 21);
         if (p.lengths.size() == static_cast<std::size_t>(p.rows())) {
           part.lengths.clear();
           oracle::for_each_row(part, [&](std::int64_t b, std::int64_t h, std::int64_t i) {

@@ -24,7 +24,7 @@ VARIANTS = [
     {}, {"sharpening": Sharpening("paper")}, {"sharpening": Sharpening("log-length:4", layers=(1,))},
     {"sharpening": Sharpening("log-length:4", heads=(0, 2))}, {"sharpening": Sharpening(normalizer="entmax15")},
     {"sharpening": Sharpening(normalizer="sparsemax", heads=(1,))}, {"learned": "log-power"}, {"learned": "ssmax"},
-    {"positions": "rotary"}, {"positions": "mix"}, {"positions": "mix", "sharpening": Sharpening("ssmax:0.5")},
+    {"breaks": (3, 7)}, {"positions": "rotary"}, {"positions": "mix"}, {"positions": "mix", "sharpening": Sharpening("ssmax:0.5")},
     {"attention": "sdpa", "positions": "mix"}, {"attention": "eager", "sharpening": Sharpening("paper")},
 ]
 

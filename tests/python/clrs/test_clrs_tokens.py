@@ -54,3 +54,11 @@ def test_values_of_numbers():
     values = tokens.fractions()
     assert len(values) == 2001 and tokens.decode(list(values)[:2]) == "-1.0 -0.999" and list(values.values())[1500] == 0.5
     assert tokens.encode("3")[0] not in values and Tokens("characters").fractions() == {}
+
+
+@pytest.mark.parametrize("tokens", [Tokens("characters"), Tokens("numbers", [":\n", "pred"])], ids=lambda one: one.kind)
+def test_tokens_that_end_a_line(tokens):
+    """The answer is on the fourth line of a problem, however it is cut into tokens."""
+    ids = tokens.encode("insertion_sort:\nkey: [0.1 0.2]\npred:\n")
+    lines = np.isin(ids, tokens.breaks())
+    assert lines.sum() == 3 and lines[-1] and tokens.end in tokens.breaks()
