@@ -224,19 +224,19 @@ template <typename T>
 HWY_NOINLINE bool AddFewKeys(const Block<T>& block, std::int64_t strip, std::int64_t begin, std::int64_t end,
                              const ValuePanels<T>& values, std::int64_t from) {
   const std::int64_t rows = block.strip_rows(strip), first_row = strip * kStripRows;
-  std::int32_t lists[kStripRows][kTileKeys + kListRoom];
-  T weights[kStripRows][kTileKeys + kListRoom];
-  std::int64_t counts[kStripRows], total = 0;
+  std::int64_t total = 0;
   for (std::int64_t r = 0; r < rows; ++r) {
-    const T* x = block.x(first_row + r) + begin;
-    counts[r] = ListAbove(x, end - begin, T(0), begin, lists[r], weights[r]);
-    total += counts[r];
+    total += CountAbove(static_cast<const T*>(block.x(first_row + r) + begin), end - begin, T(0));
     if (total * core::kForwardListShare > rows * (end - begin)) return false;
   }
   const KeyVectors<T> vectors{values.first.data, values.first.stride, values.step, from};
   const std::int64_t wide = block.run.value_size();
+  std::int32_t list[kTileKeys + kListRoom];
+  T weights[kTileKeys + kListRoom];
   for (std::int64_t r = 0; r < rows; ++r) {
-    AddListed(static_cast<const T*>(weights[r]), lists[r], counts[r], vectors, block.run.job.shape.value_size,
+    const T* x = block.x(first_row + r) + begin;
+    const std::int64_t count = ListAbove(x, end - begin, T(0), begin, list, weights);
+    AddListed(static_cast<const T*>(weights), list, count, vectors, block.run.job.shape.value_size,
               block.scratch.out + (first_row + r) * wide);
   }
   return true;

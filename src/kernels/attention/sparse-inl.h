@@ -23,7 +23,6 @@
 #include <cstring>
 
 #include "kernels/dense/matmul-inl.h"
-#include "kernels/row/sweep-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace whet {
@@ -53,17 +52,10 @@ HWY_INLINE std::uint64_t BitsAbove(const T* x, std::int64_t n, T limit) {
 // How many of n numbers are above `limit`.
 template <typename T>
 HWY_INLINE std::int64_t CountAbove(const T* x, std::int64_t n, T limit) {
-  const hn::ScalableTag<T> d;
-  using V = hn::Vec<decltype(d)>;
-  const V bound = hn::Set(d, limit);
   std::int64_t count = 0;
-  Map(
-      d, static_cast<T*>(nullptr), n,
-      [&](V v) HWY_ATTR {
-        count += static_cast<std::int64_t>(hn::CountTrue(d, hn::Gt(v, bound)));
-        return v;
-      },
-      x);
+  for (std::int64_t i = 0; i < n; i += kWordKeys) {
+    count += std::popcount(BitsAbove(x + i, std::min(kWordKeys, n - i), limit));
+  }
   return count;
 }
 
