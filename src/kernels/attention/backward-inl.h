@@ -437,7 +437,7 @@ HWY_INLINE void BlockQueries(const BackwardBlock<T>& block) {
       const std::int64_t row = s * kStripRows;
       for (std::int64_t e = 0; e < size; e += columns) {
         Multiply<Into::kContinue>(block.strip_rows(s), Strip<T>{block.g(row) + begin, run.stride, 1},
-                                  Panel<T>{keys.data + e, keys.stride}, end - begin,
+                                  Panel<T>{keys.data + e, keys.stride, size - e}, end - begin,
                                   block.scratch.dq + row * wide + e, wide);
       }
     }
@@ -460,8 +460,8 @@ HWY_INLINE void BlockKeys(const BackwardBlock<T>& block, const T* a, const T* b,
     for (std::int64_t key = begin; key < end; key += kStripRows) {
       const int keys = static_cast<int>(std::min<std::int64_t>(kStripRows, end - key));
       for (std::int64_t e = 0; e < size; e += columns) {
-        Multiply<Into::kAdd>(keys, Strip<T>{a + key, 1, block.run.stride}, Panel<T>{b + e, wide}, block.rows,
-                             to + key * wide + e, wide);
+        Multiply<Into::kAdd>(keys, Strip<T>{a + key, 1, block.run.stride}, Panel<T>{b + e, wide, size - e},
+                             block.rows, to + key * wide + e, wide);
       }
     }
   }
@@ -484,8 +484,8 @@ HWY_NOINLINE void VisibleProducts(const BackwardBlock<T>& block) {
       }
       for (std::int64_t e = 0; e < size; e += columns) {
         Multiply<Into::kContinue>(1, Strip<T>{block.g(row) + begin, run.stride, 1},
-                                  Panel<T>{scratch.tile + e, wide}, end - begin, scratch.dq + row * wide + e,
-                                  wide);
+                                  Panel<T>{scratch.tile + e, wide, size - e}, end - begin,
+                                  scratch.dq + row * wide + e, wide);
       }
     }
   }
@@ -500,7 +500,8 @@ HWY_NOINLINE void VisibleProducts(const BackwardBlock<T>& block) {
       if (hidden) std::fill_n(copy, vector_wide, T(0));
     }
     for (std::int64_t e = 0; e < vector_size; e += columns) {
-      Multiply<Into::kAdd>(1, Strip<T>{column, 1, 1}, Panel<T>{scratch.tile + e, vector_wide}, block.rows,
+      Multiply<Into::kAdd>(1, Strip<T>{column, 1, 1},
+                           Panel<T>{scratch.tile + e, vector_wide, vector_size - e}, block.rows,
                            to + key * vector_wide + e, vector_wide);
     }
   };

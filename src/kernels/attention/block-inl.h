@@ -273,7 +273,7 @@ HWY_INLINE void TileOutput(const Block<T>& block, std::int64_t from, std::int64_
         const T* first = values.first.data + (begin - from) * values.first.stride + e / columns * values.step;
         const std::int64_t row = s * kStripRows;
         Multiply<Into::kContinue>(block.strip_rows(s), Strip<T>{block.x(row) + begin, run.stride, 1},
-                                  Panel<T>{first, values.first.stride}, end - begin,
+                                  Panel<T>{first, values.first.stride, size - e}, end - begin,
                                   block.scratch.out + row * wide + e, wide);
       }
     }
@@ -317,7 +317,8 @@ HWY_NOINLINE void RepeatVisible(const Block<T>& block, std::int64_t row, T* out)
       LoadVisible(run.job, block.unit, static_cast<const T*>(x), range, begin, end, values, wide);
       for (std::int64_t e = 0; e < run.job.shape.value_size; e += columns) {
         Multiply<Into::kContinue>(1, Strip<T>{block.x(row) + begin, run.stride, 1},
-                                  Panel<T>{values + e, wide}, end - begin, out + e, wide);
+                                  Panel<T>{values + e, wide, run.job.shape.value_size - e}, end - begin,
+                                  out + e, wide);
       }
     }
     begin = end;

@@ -57,11 +57,13 @@ struct Strip {
   std::int64_t step_stride;
 };
 
-// Row `step` of the panel lies at data + step * stride.
+// Row `step` of the panel lies at data + step * stride. If no more than half of the columns count, the others
+// are left out of a product, and what lies there in C stays.
 template <typename T>
 struct Panel {
   const T* data;
   std::int64_t stride;
+  std::int64_t columns = kMaxPanelColumns;  // that count
 };
 
 // s_i += factor * x_i for i < kCount.
@@ -180,31 +182,41 @@ HWY_NOINLINE void MultiplyRows(const T* a, std::int64_t row_stride, std::int64_t
   if constexpr (kRows > 5) StoreRowVectors<kVectors>(d, s50, s51, s52, s53, c + 5 * c_stride);
 }
 
+template <int kVectors, Into kInto, typename T>
+HWY_INLINE void MultiplyVectors(int rows, const Strip<T>& a, const Panel<T>& b, std::int64_t depth, T* c,
+                                std::int64_t c_stride) {
+  static_assert(kStripRows == 6);
+  switch (rows) {
+    case 6:
+      return MultiplyRows<6, kVectors, kInto>(a.data, a.row_stride, a.step_stride, b.data, b.stride, depth, c,
+                                              c_stride);
+    case 5:
+      return MultiplyRows<5, kVectors, kInto>(a.data, a.row_stride, a.step_stride, b.data, b.stride, depth, c,
+                                              c_stride);
+    case 4:
+      return MultiplyRows<4, kVectors, kInto>(a.data, a.row_stride, a.step_stride, b.data, b.stride, depth, c,
+                                              c_stride);
+    case 3:
+      return MultiplyRows<3, kVectors, kInto>(a.data, a.row_stride, a.step_stride, b.data, b.stride, depth, c,
+                                              c_stride);
+    case 2:
+      return MultiplyRows<2, kVectors, kInto>(a.data, a.row_stride, a.step_stride, b.data, b.stride, depth, c,
+                                              c_stride);
+    default:
+      return MultiplyRows<1, kVectors, kInto>(a.data, a.row_stride, a.step_stride, b.data, b.stride, depth, c,
+                                              c_stride);
+  }
+}
+
 // C (rows x PanelColumns) from A B; rows 1..kStripRows.
 template <Into kInto, typename T>
 HWY_INLINE void Multiply(int rows, const Strip<T>& a, const Panel<T>& b, std::int64_t depth, T* c,
                          std::int64_t c_stride) {
-  static_assert(kStripRows == 6);
-  switch (rows) {
-    case 6:
-      return MultiplyRows<6, kPanelVectors, kInto>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
-                                                   depth, c, c_stride);
-    case 5:
-      return MultiplyRows<5, kPanelVectors, kInto>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
-                                                   depth, c, c_stride);
-    case 4:
-      return MultiplyRows<4, kPanelVectors, kInto>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
-                                                   depth, c, c_stride);
-    case 3:
-      return MultiplyRows<3, kPanelVectors, kInto>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
-                                                   depth, c, c_stride);
-    case 2:
-      return MultiplyRows<2, kPanelVectors, kInto>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
-                                                   depth, c, c_stride);
-    default:
-      return MultiplyRows<1, kPanelVectors, kInto>(a.data, a.row_stride, a.step_stride, b.data, b.stride,
-                                                   depth, c, c_stride);
+  constexpr int kHalf = kPanelVectors == 4 ? 2 : kPanelVectors;
+  if (kPanelVectors == 4 && b.columns <= kHalf * ProductLanes<T>()) {
+    return MultiplyVectors<kHalf, kInto>(rows, a, b, depth, c, c_stride);
   }
+  MultiplyVectors<kPanelVectors, kInto>(rows, a, b, depth, c, c_stride);
 }
 
 }  // namespace HWY_NAMESPACE
