@@ -72,7 +72,8 @@ void print(const Case& c, const char* scheme, const std::string& rule, double ti
 // Aborts unless both are the same but for rounding.
 void compare(const std::vector<float>& got, const std::vector<float>& wanted, const char* what) {
   float difference = 0;
-  for (std::size_t i = 0; i < got.size(); ++i) difference = std::max(difference, std::abs(got[i] - wanted[i]));
+  for (std::size_t i = 0; i < got.size(); ++i)
+    difference = std::max(difference, std::abs(got[i] - wanted[i]));
   if (difference <= 1e-4F) return;
   std::fprintf(stderr, "%s differs by %g\n", what, static_cast<double>(difference));
   MPI_Abort(MPI_COMM_WORLD, 1);
@@ -82,8 +83,10 @@ void measure(const Case& c, const std::string& rule) {
   const whet::AttentionOptions options{.rule = whet::Rule::parse(rule)};
   const auto share = [&](std::int64_t rows, int r) { return rows * r / ranks; };
   const std::int64_t first = share(c.keys, rank), count = share(c.keys, rank + 1) - first;
-  const std::int64_t first_query = share(c.queries, rank), own_queries = share(c.queries, rank + 1) - first_query;
-  std::vector<float> q = draw(c.heads, c.queries, 0, c.queries, 1), k = draw(c.heads, c.keys, first, count, 1U << 28),
+  const std::int64_t first_query = share(c.queries, rank),
+                     own_queries = share(c.queries, rank + 1) - first_query;
+  std::vector<float> q = draw(c.heads, c.queries, 0, c.queries, 1),
+                     k = draw(c.heads, c.keys, first, count, 1U << 28),
                      v = draw(c.heads, c.keys, first, count, 2U << 28), dq = q, dk = k, dv = v;
   std::vector<float> out(q.size()), whole(q.size());
   const whet::View Q = view(q, c.heads, c.queries), K = view(k, c.heads, count), V = view(v, c.heads, count),
@@ -98,10 +101,10 @@ void measure(const Case& c, const std::string& rule) {
     const auto alone = [&] {
       whet::attention(Q, AllK, AllV, Whole, options);
       if (!c.backward) return;
-      whet::attention_backward(Q, AllK, AllV, Whole,
-                               {view(dq, c.heads, c.queries), view(all_dk, c.heads, c.keys),
-                                view(all_dv, c.heads, c.keys)},
-                               options);
+      whet::attention_backward(
+          Q, AllK, AllV, Whole,
+          {view(dq, c.heads, c.queries), view(all_dk, c.heads, c.keys), view(all_dv, c.heads, c.keys)},
+          options);
     };
     alone();
     if (ranks == 1) print(c, "one process", rule, seconds(alone));
@@ -123,7 +126,8 @@ void measure(const Case& c, const std::string& rule) {
   const auto ring = [&] {
     whet::mpi::Rows rows;
     whet::mpi::ring_attention(OwnQ, K, V, OwnOut, options, {}, &rows);
-    if (c.backward) whet::mpi::ring_attention_backward(OwnQ, K, V, OwnOut, own_gradients, options, {}, {}, &rows);
+    if (c.backward)
+      whet::mpi::ring_attention_backward(OwnQ, K, V, OwnOut, own_gradients, options, {}, {}, &rows);
   };
   ring();
   std::vector<float> own_whole;
@@ -144,7 +148,8 @@ void measure_messages() {
     const double time = seconds([&] {
       for (int i = 0; i < times && rank < 2; ++i) {
         if (rank == 0) MPI_Send(buffer.data(), static_cast<int>(bytes), MPI_CHAR, 1, 0, MPI_COMM_WORLD);
-        MPI_Recv(buffer.data(), static_cast<int>(bytes), MPI_CHAR, 1 - rank, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
+        MPI_Recv(buffer.data(), static_cast<int>(bytes), MPI_CHAR, 1 - rank, 0, MPI_COMM_WORLD,
+                 MPI_STATUS_IGNORE);
         if (rank == 1) MPI_Send(buffer.data(), static_cast<int>(bytes), MPI_CHAR, 0, 0, MPI_COMM_WORLD);
       }
     });

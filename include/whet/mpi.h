@@ -1,6 +1,6 @@
-// Attention over keys that the ranks of an MPI communicator hold, each a contiguous range of them in the order
-// of the ranks: any number, 0 too. A target of its own, whet::mpi (library whetmpi), on the functions of
-// shard.h; libwhet doesn't link MPI, and whet.h doesn't include this header.
+// Attention over keys that the ranks of an MPI communicator hold, each a contiguous range of them in the
+// order of the ranks: any number, 0 too. A target of its own, whet::mpi (library whetmpi), on the functions
+// of shard.h; libwhet doesn't link MPI, and whet.h doesn't include this header.
 //
 //     whet::mpi::attention(q, k_shard, v_shard, out, {.rule = Rule::paper(), .causal = true});
 //
@@ -14,10 +14,10 @@
 // every rank that has them, for a given number of ranks and of keys on each; another number adds in another
 // order. Accuracy is that of attention and attention_backward.
 //
-// Calls are collective, as those of MPI are: with several threads per rank, those that use one communicator come
-// one after the other, in the same order everywhere. MPI must have been initialised, by the caller. What MPI reports is thrown
-// as std::runtime_error; after that, or where a rank alone throws std::bad_alloc, the communicator can't be
-// used any more, and the program should end by MPI_Abort.
+// Calls are collective, as those of MPI are: with several threads per rank, those that use one communicator
+// come one after the other, in the same order everywhere. MPI must have been initialised, by the caller. What
+// MPI reports is thrown as std::runtime_error; after that, or where a rank alone throws std::bad_alloc, the
+// communicator can't be used any more, and the program should end by MPI_Abort.
 #ifndef WHET_MPI_H_
 #define WHET_MPI_H_
 
@@ -50,13 +50,13 @@ struct Rows {
 };
 
 // out = attention of q over the keys of all ranks, the same on every rank. q (B, H, N, D) and `out` are whole
-// and the same on every rank; k (B, K, M, D) and v (B, K, M, E) are those of this rank, M is its own. Bias and
-// mask are for the keys of this rank; lengths, causal and window count keys of all. `rows`, if given, is
+// and the same on every rank; k (B, K, M, D) and v (B, K, M, E) are those of this rank, M is its own. Bias
+// and mask are for the keys of this rank; lengths, causal and window count keys of all. `rows`, if given, is
 // overwritten. execution.workspace isn't used.
 //
-// Exchanged, per row: with rules none and fixed one partial output and 3 numbers, nothing before; with others first
-// a state (6 numbers), and 5 numbers for each step of a rule that searches. Each rank sends and receives every
-// row about twice, whatever the number of ranks (few rows: once, to all).
+// Exchanged, per row: with rules none and fixed one partial output and 3 numbers, nothing before; with others
+// first a state (6 numbers), and 5 numbers for each step of a rule that searches. Each rank sends and
+// receives every row about twice, whatever the number of ranks (few rows: once, to all).
 WHET_API void attention(ConstView q, ConstView k, ConstView v, View out, const AttentionOptions& options = {},
                         const Ranks& ranks = {}, Rows* rows = nullptr, const Execution& execution = {});
 
@@ -70,13 +70,14 @@ WHET_API void attention_backward(ConstView q, ConstView k, ConstView v, ConstVie
                                  const Execution& execution = {});
 
 // The same with queries cut as well: q (B, H, N, D), `out`, query_scale, and `rows` are those of this rank,
-// whose queries follow those of the ranks before it; N is its own, and may be 0. Keys and values go round, from each rank
-// to the next, while those that are there are worked on. Bias and mask are for the queries of this rank and
-// the keys of all; lengths are one per batch entry. No rank needs memory for more than its own queries and the
-// keys of two ranks.
+// whose queries follow those of the ranks before it; N is its own, and may be 0. Keys and values go round,
+// from each rank to the next, while those that are there are worked on. Bias and mask are for the queries of
+// this rank and the keys of all; lengths are one per batch entry. No rank needs memory for more than its own
+// queries and the keys of two ranks.
 //
-// Keys go round once with rules none and fixed; with a rule of the state once more, without values, unless the
-// logits of all queries are kept; with a rule that searches once more for each step, unless they are kept.
+// Keys go round once with rules none and fixed; with a rule of the state once more, without values, unless
+// the logits of all queries are kept; with a rule that searches once more for each step, unless they are
+// kept.
 WHET_API void ring_attention(ConstView q, ConstView k, ConstView v, View out,
                              const AttentionOptions& options = {}, const Ranks& ranks = {},
                              Rows* rows = nullptr, const Execution& execution = {});

@@ -49,8 +49,9 @@ struct Shard {
   std::int64_t all_keys = 0;
   std::int64_t first_query = 0;
   std::int64_t all_queries = 0;  // 0: those of q
-  // (B, H, N, M) in the type of the arithmetic (f32; f64 for f64), any strides: shard_states leaves the logits
-  // there, and shard_sums and shard_attention read them instead of computing q k again. Empty: they do.
+  // (B, H, N, M) in the type of the arithmetic (f32; f64 for f64), any strides: shard_states leaves the
+  // logits there, and shard_sums and shard_attention read them instead of computing q k again. Empty: they
+  // do.
   View logits{};
 };
 
@@ -98,8 +99,7 @@ WHET_API void shard_partial_attention(ConstView q, ConstView k, ConstView v, con
 WHET_API void check_shard(ConstView q, ConstView k, ConstView v, ConstView out, const Shard& shard,
                           const AttentionOptions& options = {});
 WHET_API void check_shard_backward(ConstView q, ConstView k, ConstView v, ConstView dout, const Shard& shard,
-                                   const AttentionGradients& gradients,
-                                   const AttentionOptions& options = {});
+                                   const AttentionGradients& gradients, const AttentionOptions& options = {});
 
 // The output of attention from those of the shards: outs[s] and masses[s] are what shard_attention wrote for
 // shard s, or one of each, added up elsewhere. `out` (B, H, N, E) has any element type. A row without mass is
@@ -110,16 +110,16 @@ WHET_API void merge_outputs(std::span<const ConstView> outs, std::span<const std
 // ---- The gradient ----
 
 // A row as forward left it: its merged maximum, its beta, and where y = x - max is measured from, the same in
-// all shards. Any `mean` gives the same gradient but for rounding, which is least near the mean of y under the
-// weights: t / z of the last sums of a search, t / z of the merged state with other rules.
+// all shards. Any `mean` gives the same gradient but for rounding, which is least near the mean of y under
+// the weights: t / z of the last sums of a search, t / z of the merged state with other rules.
 struct WeighedRow {
   double max;
   double beta;
   double mean;
 };
 
-// Sums of a row over keys: with w = exp(beta y), g = <dout, v> (after dropout; 0 for a sink) and d = y - mean,
-// those of w g, w d g, w d and w d^2; and how many keys, the sink too, are at the maximum.
+// Sums of a row over keys: with w = exp(beta y), g = <dout, v> (after dropout; 0 for a sink) and d = y -
+// mean, those of w g, w d g, w d and w d^2; and how many keys, the sink too, are at the maximum.
 struct GradientSums {
   double wg = 0;
   double wdg = 0;

@@ -77,8 +77,8 @@ std::string plain_text() {
     sizes += (sizes.empty() ? "" : ", ") + std::string(cache.name) + " " + size_text(cache.bytes);
   }
   return "version   " + version() + "\ntargets   " + names + "\ntarget    " + target() + "\nthreads   " +
-         std::to_string(threads()) + "\ncaches    " + sizes + "\ncompiler  " + compiler() +
-         "\nmpi       " + (mpi_version() == nullptr ? "not built" : mpi_version()) + "\n";
+         std::to_string(threads()) + "\ncaches    " + sizes + "\ncompiler  " + compiler() + "\nmpi       " +
+         (mpi_version() == nullptr ? "not built" : mpi_version()) + "\n";
 }
 
 }  // namespace

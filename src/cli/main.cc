@@ -108,8 +108,8 @@ int unknown_command(const CLI::App& app, const std::string& name) {
   for (const auto& [program, extra] : kPythonPrograms) {
     if (name == program) {
       return report("whet",
-                    "whet " + name + " is part of the Python package: pip install 'whet[" + std::string(extra) +
-                        "]', and have its whet-" + name + " in PATH.",
+                    "whet " + name + " is part of the Python package: pip install 'whet[" +
+                        std::string(extra) + "]', and have its whet-" + name + " in PATH.",
                     kFailure);
     }
   }

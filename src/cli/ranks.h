@@ -12,8 +12,8 @@
 
 namespace whet::cli {
 
-// The rank of this process. Ranks of one machine share its processors: that many threads become the default of
-// each, unless WHET_THREADS says otherwise.
+// The rank of this process. Ranks of one machine share its processors: that many threads become the default
+// of each, unless WHET_THREADS says otherwise.
 lab::Rank join_ranks();
 
 // Of this machine, whichever of them this process may run on.

@@ -168,8 +168,10 @@ void add_scale(CLI::App& app) {
   number("--steps", p.steps, "Steps of a rule that searches");
   command->add_flag("--json", arguments->json, "Print JSON, for programs");
   command->footer(
-      "Of one layer, for the schemes of whet::mpi: keys in place (every rank has all queries; rows are merged\n"
-      "between ranks) and ring (queries cut too; keys go round while ranks compute). Rules: none (and fixed),\n"
+      "Of one layer, for the schemes of whet::mpi: keys in place (every rank has all queries; rows are "
+      "merged\n"
+      "between ranks) and ring (queries cut too; keys go round while ranks compute). Rules: none (and "
+      "fixed),\n"
       "those of a row's state, those that search. docs/scaling.md has the model.\n\n"
       "Examples:\n"
       "  whet scale --tokens 1e6 --ranks 64 --bandwidth 100e9 --latency 5e-6\n"

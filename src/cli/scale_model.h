@@ -6,8 +6,8 @@ namespace whet::cli {
 
 // One layer, and the machine. Everything as double: 10^7 tokens squared are too many for an integer.
 struct ScaleProblem {
-  double tokens = 1e6;     // keys
-  double queries = 0;      // 0: as many as tokens
+  double tokens = 1e6;  // keys
+  double queries = 0;   // 0: as many as tokens
   double ranks = 64;
   double bandwidth = 100e9;  // bytes per second that a rank sends, while it receives as many
   double latency = 5e-6;     // seconds per message

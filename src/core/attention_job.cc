@@ -331,7 +331,8 @@ AttentionJob backward_job(const ConstView& q, const ConstView& k, const ConstVie
   return job;
 }
 
-void check_shard(const Shard& shard, const ConstView& q, const ConstView& k, const AttentionOptions& options) {
+void check_shard(const Shard& shard, const ConstView& q, const ConstView& k,
+                 const AttentionOptions& options) {
   check_axes(q, "q", "(B, H, N, D)");
   check_axes(k, "k", "(B, K, M, D)");
   const std::int64_t queries = shard.all_queries == 0 ? q.sizes[2] : shard.all_queries;

@@ -144,7 +144,8 @@ void RankSession::beat() {
     state = state_;
   }
   const std::string text = session_ + " " + std::to_string(++beats_) + " " + state + "\n";
-  const files::FileHandle file(::open(path(rank_.rank).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+  const files::FileHandle file(
+      ::open(path(rank_.rank).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
   // What can't be written is seen as silence.
   if (file.get() < 0 || ::write(file.get(), text.data(), text.size()) < 0) return;
   if (state == "done") said_done_ = session_;
@@ -218,8 +219,8 @@ void RankSession::look_at_first() {
 }
 
 void RankSession::lose(int rank, const std::string& why) {
-  const std::string message = "rank " + std::to_string(rank) + " of " + std::to_string(rank_.size) + " " + why +
-                              ". Run the same command again: it resumes";
+  const std::string message = "rank " + std::to_string(rank) + " of " + std::to_string(rank_.size) + " " +
+                              why + ". Run the same command again: it resumes";
   if (rank_.rank == 0) {
     {
       const std::lock_guard lock(mutex_);

@@ -34,8 +34,8 @@ std::chrono::milliseconds rank_timeout();
 
 // Keeps the ranks of one experiment together. Each has a file in `folder`, which it changes twice a second:
 // rank 0 watches all others, they watch rank 0. When one fails, or gives no sign for rank_timeout(), rank 0
-// tells the others, and every rank calls on_lost, within that time and a few seconds (twice that time if it is
-// rank 0). Clocks are each rank's own: what is compared is whether a file changes.
+// tells the others, and every rank calls on_lost, within that time and a few seconds (twice that time if it
+// is rank 0). Clocks are each rank's own: what is compared is whether a file changes.
 class RankSession {
  public:
   // `on_lost` is called on a thread of its own, with a message, while the work goes on; it ends the process.
@@ -60,10 +60,10 @@ class RankSession {
 
   std::string path(int rank) const;
   void beat();
-  void watch();         // until ended_
-  void look_at_all();   // rank 0
+  void watch();          // until ended_
+  void look_at_all();    // rank 0
   void look_at_first();  // others
-  bool look(int rank);  // whether its file has changed
+  bool look(int rank);   // whether its file has changed
   void lose(int rank, const std::string& why);
 
   const std::string folder_;
@@ -71,7 +71,7 @@ class RankSession {
   const std::function<void(const std::string&)> on_lost_;
   const std::chrono::milliseconds timeout_;
   std::vector<Seen> seen_;
-  std::string session_;  // of rank 0, which the others repeat: files of an earlier session don't count
+  std::string session_;    // of rank 0, which the others repeat: files of an earlier session don't count
   std::string said_done_;  // the session in which the file says that this rank is done
   std::uint64_t beats_ = 0;
 

@@ -90,7 +90,8 @@ TEST_F(Ranks, EndTogether) {
 
 // Also where files of a session that broke lie about.
 TEST_F(Ranks, TakeNoOldFilesForSigns) {
-  for (int r = 0; r < 2; ++r) std::ofstream(path("rank-" + std::to_string(r))) << "old 77 " << (r == 0 ? "lost all" : "done") << "\n";
+  for (int r = 0; r < 2; ++r)
+    std::ofstream(path("rank-" + std::to_string(r))) << "old 77 " << (r == 0 ? "lost all" : "done") << "\n";
   Lost lost;
   std::atomic<bool> worked{false};
   std::thread other([&] {
@@ -110,10 +111,14 @@ TEST_F(Ranks, HearOfOneThatFails) {
   Lost first, second;
   RankSession a(folder_, {.rank = 0, .size = 3}, first.callback());
   RankSession b(folder_, {.rank = 1, .size = 3}, second.callback());
-  { RankSession c(folder_, {.rank = 2, .size = 3}, [](const std::string&) {}); std::this_thread::sleep_for(std::chrono::seconds(1)); }
+  {
+    RankSession c(folder_, {.rank = 2, .size = 3}, [](const std::string&) {});
+    std::this_thread::sleep_for(std::chrono::seconds(1));
+  }
   ASSERT_TRUE(first.wait());
   ASSERT_TRUE(second.wait());
-  const std::string message = "rank 2 of 3 failed; its own message says why. Run the same command again: it resumes";
+  const std::string message =
+      "rank 2 of 3 failed; its own message says why. Run the same command again: it resumes";
   EXPECT_EQ(first.message, message);
   EXPECT_EQ(second.message, message);
 }

@@ -446,7 +446,8 @@ void evaluate_heads(const std::vector<Run>& runs, const StudyOptions& options, b
                  each * std::ranges::count(cached, true));
   for (std::size_t i = 0; i < runs.size(); ++i) {
     const bool is_first = first && i == 0;
-    if (!cached[i]) write_cache(runs[i], options, is_first, head_results(runs[i], options, is_first, listener));
+    if (!cached[i])
+      write_cache(runs[i], options, is_first, head_results(runs[i], options, is_first, listener));
   }
   listener.end();
 }

@@ -42,8 +42,8 @@ struct Cuts {
   Cut queries;
 };
 
-// Collective. `problem` is what is wrong with this rank's own arguments; empty: nothing. Throws the same Error
-// on all ranks if there is a problem on one, or the fields of two differ.
+// Collective. `problem` is what is wrong with this rank's own arguments; empty: nothing. Throws the same
+// Error on all ranks if there is a problem on one, or the fields of two differ.
 Cuts agree(const Group& group, const Fields& fields, const std::string& problem, std::int64_t keys,
            std::int64_t queries);
 

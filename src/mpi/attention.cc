@@ -94,7 +94,8 @@ void merge_partial(const Call& call, Records<PartialHeader>& records, Rows& rows
     rows.masses[i] = header->mass;
     rows.weighed[i] = {header->state.max, call.problem.rule(static_cast<std::int64_t>(i)).beta(header->state),
                        std::isnan(mean) ? 0 : mean};
-    if (out_bytes > 0) std::memcpy(rows.out.data() + i * out_bytes, record + sizeof(PartialHeader), out_bytes);
+    if (out_bytes > 0)
+      std::memcpy(rows.out.data() + i * out_bytes, record + sizeof(PartialHeader), out_bytes);
   }
 }
 
@@ -112,7 +113,8 @@ void merge_states(const Call& call, std::vector<RowState>& states) {
                         static_cast<std::int64_t>(own.size()),
                         [](std::int64_t, const Parts& parts, std::byte* result) {
                           RowState merged;
-                          for (int r = 0; r < parts.ranks; ++r) merged = merge(merged, *parts.of<RowState>(r));
+                          for (int r = 0; r < parts.ranks; ++r)
+                            merged = merge(merged, *parts.of<RowState>(r));
                           *reinterpret_cast<RowState*>(result) = merged;
                         });
 }
@@ -149,7 +151,8 @@ void merge_weighed(const Call& call, Records<WeighedHeader>& records, Rows& rows
   for (std::size_t i = 0; i < rows.masses.size(); ++i) {
     const std::byte* record = results.data() + i * records.pitch();
     rows.masses[i] = reinterpret_cast<const WeighedHeader*>(record)->mass;
-    if (out_bytes > 0) std::memcpy(rows.out.data() + i * out_bytes, record + sizeof(WeighedHeader), out_bytes);
+    if (out_bytes > 0)
+      std::memcpy(rows.out.data() + i * out_bytes, record + sizeof(WeighedHeader), out_bytes);
   }
 }
 
@@ -191,16 +194,17 @@ void place(const Rows& part, const Problem& problem, std::int64_t first, std::in
   }
 }
 
-// In how many blocks of queries the logits of each fit, on the rank that has most keys; 0: in none. A block of
-// few queries would take the path of decoding, whose products round otherwise than those of a backward of all,
-// which compares them with the maximum; so there are none.
+// In how many blocks of queries the logits of each fit, on the rank that has most keys; 0: in none. A block
+// of few queries would take the path of decoding, whose products round otherwise than those of a backward of
+// all, which compares them with the maximum; so there are none.
 std::int64_t blocks_that_fit(const Call& call) {
   constexpr std::int64_t kFewRows = 16;
   const Problem& p = call.problem;
-  const auto one = static_cast<std::size_t>(p.q.sizes[0] * p.heads() * call.most_keys) * bytes_of(p.arithmetic());
-  const std::int64_t fit =
-      one == 0 ? p.queries()
-               : static_cast<std::int64_t>(std::min(call.keep_logits / one, static_cast<std::size_t>(p.queries())));
+  const auto one =
+      static_cast<std::size_t>(p.q.sizes[0] * p.heads() * call.most_keys) * bytes_of(p.arithmetic());
+  const std::int64_t fit = one == 0 ? p.queries()
+                                    : static_cast<std::int64_t>(std::min(
+                                          call.keep_logits / one, static_cast<std::size_t>(p.queries())));
   if (fit == p.queries()) return 1;
   if (fit == 0) return 0;
   const std::int64_t blocks = (p.queries() + fit - 1) / fit, least = p.queries() / blocks;

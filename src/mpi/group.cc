@@ -114,8 +114,7 @@ std::vector<std::string> Group::gather_texts(const std::string& own) const {
         "MPI_Allgatherv");
   std::vector<std::string> texts;
   for (std::size_t r = 0; r < lengths.size(); ++r) {
-    texts.push_back(
-        all.substr(static_cast<std::size_t>(begins[r]), static_cast<std::size_t>(lengths[r])));
+    texts.push_back(all.substr(static_cast<std::size_t>(begins[r]), static_cast<std::size_t>(lengths[r])));
   }
   return texts;
 }
@@ -132,7 +131,8 @@ void Group::merge_rows(std::span<const std::byte> records, std::span<std::byte> 
     const auto at = static_cast<std::size_t>(first), count = static_cast<std::size_t>(n);
     const auto own = records.subspan(at * from, count * from);
     const auto found = results.subspan(at * to, count * to);
-    few || size_ == 1 ? merge_here(own, found, first, n, merge) : merge_shared_out(own, found, first, n, merge);
+    few || size_ == 1 ? merge_here(own, found, first, n, merge)
+                      : merge_shared_out(own, found, first, n, merge);
   }
 }
 

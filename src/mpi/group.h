@@ -50,8 +50,8 @@ class Group {
   std::vector<std::string> gather_texts(const std::string& own) const;
 
   // results[i] = merge(records i of all ranks, in order), the same on all ranks. `records` and `results` hold
-  // `rows` each, of any sizes that are multiples of 8 bytes. Few bytes go to all ranks at once; else each rank
-  // merges its share of the rows and sends the results round.
+  // `rows` each, of any sizes that are multiples of 8 bytes. Few bytes go to all ranks at once; else each
+  // rank merges its share of the rows and sends the results round.
   using Merge = std::function<void(std::int64_t row, const Parts& parts, std::byte* result)>;
   void merge_rows(std::span<const std::byte> records, std::span<std::byte> results, std::int64_t rows,
                   const Merge& merge) const;

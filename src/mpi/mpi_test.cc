@@ -1,5 +1,5 @@
-// Attention over the keys of several ranks is attention over all keys: run by mpirun with any number of ranks,
-// all of which run the same tests on the same random problems, and hold their part of each.
+// Attention over the keys of several ranks is attention over all keys: run by mpirun with any number of
+// ranks, all of which run the same tests on the same random problems, and hold their part of each.
 #include <gtest/gtest.h>
 #include <mpi.h>
 #include <whet/mpi.h>
@@ -232,8 +232,8 @@ void expect(const oracle::Attention& p, DType type, const Found& found, BetaGrad
 
 void check(const oracle::Attention& p, DType type, int turn, const Way& way = {}) {
   const Cuts keys = cuts_of(p.M, turn), queries = cuts_of(p.N, turn / 2 + 1);
-  SCOPED_TRACE("keys " + testing::PrintToString(keys) + ", queries " + testing::PrintToString(queries) + ", " +
-               name_of(type) + ", rule " + library_rule(p.rules[0]).name());
+  SCOPED_TRACE("keys " + testing::PrintToString(keys) + ", queries " + testing::PrintToString(queries) +
+               ", " + name_of(type) + ", rule " + library_rule(p.rules[0]).name());
   {
     SCOPED_TRACE("keys in place");
     expect(p, type, over_keys(p, type, keys, way), way.mode, turn);
@@ -314,7 +314,8 @@ TEST(Mpi, GivesAttentionOfManyRows) {
                                   const char* name) {
         ASSERT_EQ(got.size(), wanted.size());
         double difference = 0;
-        for (std::size_t i = 0; i < got.size(); ++i) difference = std::max(difference, std::abs(got[i] - wanted[i]));
+        for (std::size_t i = 0; i < got.size(); ++i)
+          difference = std::max(difference, std::abs(got[i] - wanted[i]));
         EXPECT_LE(difference, 2e-5 * largest(wanted)) << name;
       };
       expect_near(found->out, whole.out.values(), "out");
@@ -365,8 +366,8 @@ TEST(Mpi, TakesHardMaximum) {
   }
 }
 
-// A sink of NaN or +inf breaks rows with a visible key, wherever that is, and doesn't exist for others. So does
-// a broken key.
+// A sink of NaN or +inf breaks rows with a visible key, wherever that is, and doesn't exist for others. So
+// does a broken key.
 TEST(Mpi, BreaksTheRowsThatAttentionBreaks) {
   for (const RuleCase& rule : {rule_cases()[0], rule_cases()[1], paper_case(), rule_cases()[11]}) {
     for (const double sink : {kNaN, kInfinity, 1.0}) {
@@ -466,14 +467,16 @@ TEST_F(Errors, OfTypesAndSizes) {
   } catch (const Error& e) {
     message = e.what();
   }
-  EXPECT_EQ(message, "q: is f64 (1, 2, 4, 3) on rank " + number + " and f32 (1, 2, 4, 3) on rank 0, must fit");
+  EXPECT_EQ(message,
+            "q: is f64 (1, 2, 4, 3) on rank " + number + " and f32 (1, 2, 4, 3) on rank 0, must fit");
 }
 
 // What is wrong on one rank alone is told on all.
 TEST_F(Errors, OfOneRankReachAll) {
   const std::string number = std::to_string(ranks() - 1);
   if (rank() == ranks() - 1) options.softcap = -1;
-  expect("softcap: is -1, must be 0 (none) or finite and at least 1.1754943508222875e-38 (rank " + number + ")");
+  expect("softcap: is -1, must be 0 (none) or finite and at least 1.1754943508222875e-38 (rank " + number +
+         ")");
   options.softcap = 0;
   options.normalizer = Normalizer::parse("sparsemax");
   expect("normalizer: is sparsemax, which can't be merged from shards of keys (rank 0)");
@@ -511,12 +514,14 @@ TEST(Mpi, RunsOnAnyCommunicator) {
   MPI_Comm_rank(half, &own);
   Random random(9);
   const oracle::Attention p = draw_problem(random, {1, 2, 1, 9, 10 * size, 5, 3}, DType::f32);
-  AttentionCall whole(p, DType::f32, DType::f32), part(with_keys(p, 10 * own, 10 * own + 10), DType::f32, DType::f32);
+  AttentionCall whole(p, DType::f32, DType::f32),
+      part(with_keys(p, 10 * own, 10 * own + 10), DType::f32, DType::f32);
   whole.options.rule = part.options.rule = Rule::paper();
   whole.outputs.saved = {};
   whole.forward();
   for (int turn = 0; turn < 2; ++turn) {
-    mpi::attention(part.q.view(), part.k.view(), part.v.view(), part.out.view(), part.options, {.comm = half});
+    mpi::attention(part.q.view(), part.k.view(), part.v.view(), part.out.view(), part.options,
+                   {.comm = half});
     const std::vector<double> got = part.out.values(), wanted = whole.out.values();
     for (std::size_t i = 0; i < got.size(); ++i) EXPECT_NEAR(got[i], wanted[i], 1e-6);
   }
@@ -527,8 +532,9 @@ TEST(Mpi, RunsOnAnyCommunicator) {
 class QuietPrinter : public testing::EmptyTestEventListener {
   void OnTestPartResult(const testing::TestPartResult& result) override {
     if (!result.failed()) return;
-    std::fprintf(stderr, "rank %d: %s:%d: %s\n", rank(), result.file_name() == nullptr ? "" : result.file_name(),
-                 result.line_number(), result.message());
+    std::fprintf(stderr, "rank %d: %s:%d: %s\n", rank(),
+                 result.file_name() == nullptr ? "" : result.file_name(), result.line_number(),
+                 result.message());
   }
 };
 

@@ -66,22 +66,23 @@ MPI_Request& Messages::add() { return requests_.emplace_back(MPI_REQUEST_NULL); 
 
 void Messages::send(Array& array, int tag) {
   with_row_type(array.view(), [&](int count, MPI_Datatype type) {
-    check(MPI_Isend(array.bytes().data(), count, type, (group_.rank() + 1) % group_.size(), tag, group_.comm(),
-                    &add()),
+    check(MPI_Isend(array.bytes().data(), count, type, (group_.rank() + 1) % group_.size(), tag,
+                    group_.comm(), &add()),
           "MPI_Isend");
   });
 }
 
 void Messages::receive(Array& array, int tag) {
   with_row_type(array.view(), [&](int count, MPI_Datatype type) {
-    check(MPI_Irecv(array.bytes().data(), count, type, (group_.rank() + group_.size() - 1) % group_.size(), tag,
-                    group_.comm(), &add()),
+    check(MPI_Irecv(array.bytes().data(), count, type, (group_.rank() + group_.size() - 1) % group_.size(),
+                    tag, group_.comm(), &add()),
           "MPI_Irecv");
   });
 }
 
 void Messages::wait() {
-  check(MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE), "MPI_Waitall");
+  check(MPI_Waitall(static_cast<int>(requests_.size()), requests_.data(), MPI_STATUSES_IGNORE),
+        "MPI_Waitall");
   requests_.clear();
 }
 

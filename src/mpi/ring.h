@@ -73,7 +73,8 @@ class Ring {
   Execution execution_;
 };
 
-// Sums that go round with the keys they belong to: every rank adds its part, and the last one sends them home.
+// Sums that go round with the keys they belong to: every rank adds its part, and the last one sends them
+// home.
 class Travellers {
  public:
   explicit Travellers(const Group& group) : group_(group), in_(group), out_(group) {}

@@ -1,11 +1,12 @@
-// Keys round the ring: every rank has its own queries, and the keys of all ranks come by, in the order of this
-// rank, the one before it, and so on. Outputs add up in that order, in float64; the only exchange between rows
-// is that of a search, whether any rank still needs a lap.
+// Keys round the ring: every rank has its own queries, and the keys of all ranks come by, in the order of
+// this rank, the one before it, and so on. Outputs add up in that order, in float64; the only exchange
+// between rows is that of a search, whether any rank still needs a lap.
 //
 //     rules none and fixed    one lap of keys and values, partial outputs measured from their own maximum
 //     others                  a lap of keys: states; searches: a lap of keys per step; a lap of both: weights
 //                             With logits kept the steps need no lap, and the last one carries values alone.
-//     backward                where beta follows the logits a lap: sums. Then one on which dk and dv go along.
+//     backward                where beta follows the logits a lap: sums. Then one on which dk and dv go
+//     along.
 #include <whet/error.h>
 #include <whet/mpi.h>
 
@@ -88,8 +89,8 @@ Cuts agreed_cuts(const Group& group, const Problem& p, const Fields& fields, con
     check_call(p.k, p.v, shard, without);
   };
   const std::string wrong = problem_of(first, p.k, p.options);
-  const Cuts cuts = agree(group, fields, wrong, wrong.empty() ? p.k.sizes[2] : 0,
-                          wrong.empty() ? p.q.sizes[2] : 0);
+  const Cuts cuts =
+      agree(group, fields, wrong, wrong.empty() ? p.k.sizes[2] : 0, wrong.empty() ? p.q.sizes[2] : 0);
   const std::int64_t keys = cuts.keys.all();
   static constexpr double kZero = 0;
   const auto all = [&](const ConstView& like) {
@@ -98,7 +99,9 @@ Cuts agreed_cuts(const Group& group, const Problem& p, const Fields& fields, con
   };
   const auto second = [&](const Shard&) {
     check_call(all(p.k), all(p.v),
-               {.first_key = 0, .all_keys = keys, .first_query = cuts.queries.first(group.rank()),
+               {.first_key = 0,
+                .all_keys = keys,
+                .first_query = cuts.queries.first(group.rank()),
                 .all_queries = cuts.queries.all()},
                p.options);
   };
@@ -108,8 +111,9 @@ Cuts agreed_cuts(const Group& group, const Problem& p, const Fields& fields, con
 }
 
 bool keeps_logits(const Problem& p, const Cuts& cuts, std::size_t budget) {
-  const auto all = static_cast<double>(p.q.sizes[0] * p.heads()) * static_cast<double>(cuts.queries.largest()) *
-                   static_cast<double>(cuts.keys.all()) * static_cast<double>(bytes_of(p.arithmetic()));
+  const auto all = static_cast<double>(p.q.sizes[0] * p.heads()) *
+                   static_cast<double>(cuts.queries.largest()) * static_cast<double>(cuts.keys.all()) *
+                   static_cast<double>(bytes_of(p.arithmetic()));
   return all <= static_cast<double>(budget);
 }
 
@@ -213,14 +217,17 @@ Rows forward_in_laps(const Call& call, Ring& ring) {
   Rows rows = empty_rows(call.problem);
   std::vector<Array> logits = room_for_logits(call);
   std::vector<RowState> states(rows.states.size());
-  ring.lap({.values = false}, [&](int source, const ConstView& k, const ConstView& v, const Execution& execution) {
-    const Problem p = call.with(source, k, v, execution);
-    shard_states(p.q, p.k, shard_with(call, source, logits), states, p.options, p.execution);
-    for (std::size_t i = 0; i < states.size(); ++i) rows.states[i] = merge(rows.states[i], states[i]);
-  });
+  ring.lap({.values = false},
+           [&](int source, const ConstView& k, const ConstView& v, const Execution& execution) {
+             const Problem p = call.with(source, k, v, execution);
+             shard_states(p.q, p.k, shard_with(call, source, logits), states, p.options, p.execution);
+             for (std::size_t i = 0; i < states.size(); ++i)
+               rows.states[i] = merge(rows.states[i], states[i]);
+           });
   std::vector<RowSums> part(rows.states.size());
   const auto sums_at = [&](std::span<const RowScale> at, std::span<RowSums> sums) {
-    const auto add_sums = [&](int source, const ConstView& k, const ConstView& v, const Execution& execution) {
+    const auto add_sums = [&](int source, const ConstView& k, const ConstView& v,
+                              const Execution& execution) {
       const Problem p = call.with(source, k, v, execution);
       shard_sums(p.q, p.k, shard_with(call, source, logits), at, part, p.options, p.execution);
       for (std::size_t i = 0; i < part.size(); ++i) sums[i] = whet::add(sums[i], part[i]);
@@ -233,18 +240,18 @@ Rows forward_in_laps(const Call& call, Ring& ring) {
   const auto any_left = [&](bool here) {
     if (call.keeps_logits) return here;
     const int left = here ? 1 : 0;
-    return std::ranges::any_of(call.group.gather<int>(std::span(&left, 1)), [](int other) { return other != 0; });
+    return std::ranges::any_of(call.group.gather<int>(std::span(&left, 1)),
+                               [](int other) { return other != 0; });
   };
   choose_betas(call.problem, rows, sums_at, any_left);
   Accumulator sums(call.problem);
   Records<WeighedHeader> records(call.problem);
   const std::vector<RowScale> scales = scales_of(rows);
-  ring.lap({.keys = !call.keeps_logits},
-           [&](int source, const ConstView& k, const ConstView& v, const Execution& execution) {
-             compute_weighed(call.with(source, k, v, execution), shard_with(call, source, logits), scales,
-                             records);
-             sums.add(records, rows);
-           });
+  ring.lap({.keys = !call.keeps_logits}, [&](int source, const ConstView& k, const ConstView& v,
+                                             const Execution& execution) {
+    compute_weighed(call.with(source, k, v, execution), shard_with(call, source, logits), scales, records);
+    sums.add(records, rows);
+  });
   sums.finish(rows);
   return rows;
 }
@@ -311,7 +318,8 @@ class Sum {
 class BiasGradient {
  public:
   BiasGradient(const View& wanted, const ConstView& bias)
-      : wanted_(wanted), shared_(is_given(wanted) && wanted.sizes[kKeyAxis] == 1 ? wanted : View{}, bias.dtype) {
+      : wanted_(wanted),
+        shared_(is_given(wanted) && wanted.sizes[kKeyAxis] == 1 ? wanted : View{}, bias.dtype) {
     if (is_given(wanted) && wanted.sizes[kKeyAxis] != 1) type_ = bias.dtype;
   }
   View part(std::int64_t first, std::int64_t keys) {
@@ -340,7 +348,8 @@ std::vector<GradientSums> gradient_sums(const Call& call, Ring& ring, const Cons
                                         BetaGradient beta_gradient) {
   const int moves = any_beta_moves(call.problem, rows, beta_gradient) ? 1 : 0;
   const auto all = call.group.gather<int>(std::span(&moves, 1));
-  if (std::ranges::none_of(all, [](int m) { return m != 0; })) return output_products(call.problem, rows, dout);
+  if (std::ranges::none_of(all, [](int m) { return m != 0; }))
+    return output_products(call.problem, rows, dout);
   std::vector<GradientSums> sums(rows.states.size()), part(rows.states.size());
   ring.lap({}, [&](int source, const ConstView& k, const ConstView& v, const Execution& execution) {
     const Problem p = call.with(source, k, v, execution);
@@ -422,7 +431,8 @@ void ring_attention_backward(ConstView q, ConstView k, ConstView v, ConstView do
   fields.add("rows", rows != nullptr);
   const Check check = [&](const ConstView& keys, const ConstView& values, const Shard& shard,
                           const AttentionOptions& used) {
-    AttentionGradients queries = gradients;  // dbias comes with the bias, dk and dv with the keys of this rank
+    AttentionGradients queries =
+        gradients;  // dbias comes with the bias, dk and dv with the keys of this rank
     if (!is_given(used.bias)) queries.dbias = is_given(options.bias) ? View{} : gradients.dbias;
     if (keys.data != k.data) queries.dk = queries.dv = {};
     check_shard_backward(q, keys, values, dout, shard, queries, used);

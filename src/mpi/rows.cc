@@ -138,7 +138,8 @@ template <typename Header>
 Records<Header>::Records(const Problem& problem)
     : sizes_(problem.out_sizes()),
       dtype_(problem.arithmetic()),
-      pitch_(sizeof(Header) + (static_cast<std::size_t>(problem.value_size()) * bytes_of(dtype_) + 7) / 8 * 8),
+      pitch_(sizeof(Header) +
+             (static_cast<std::size_t>(problem.value_size()) * bytes_of(dtype_) + 7) / 8 * 8),
       bytes_(static_cast<std::size_t>(problem.rows()) * pitch_) {}
 
 template <typename Header>
@@ -204,7 +205,8 @@ void compute_weighed(const Problem& p, const Shard& shard, std::span<const RowSc
 
 bool any_beta_moves(const Problem& problem, const Rows& rows, BetaGradient beta_gradient) {
   for (std::size_t i = 0; i < rows.weighed.size(); ++i) {
-    if (beta_moves(problem.rule(static_cast<std::int64_t>(i)), rows.weighed[i].beta, beta_gradient)) return true;
+    if (beta_moves(problem.rule(static_cast<std::int64_t>(i)), rows.weighed[i].beta, beta_gradient))
+      return true;
   }
   return false;
 }
@@ -215,12 +217,11 @@ std::vector<GradientSums> output_products(const Problem& problem, const Rows& ro
   const std::int64_t size = problem.value_size();
   for (std::size_t i = 0; i < sums.size(); ++i) {
     const std::int64_t at = static_cast<std::int64_t>(i) * size;
-    const double sum =
-        problem.arithmetic() == DType::f64
-            ? product(own.elements<double>().data() + at,
-                      reinterpret_cast<const double*>(rows.out.data()) + at, size)
-            : product(own.elements<float>().data() + at, reinterpret_cast<const float*>(rows.out.data()) + at,
-                      size);
+    const double sum = problem.arithmetic() == DType::f64
+                           ? product(own.elements<double>().data() + at,
+                                     reinterpret_cast<const double*>(rows.out.data()) + at, size)
+                           : product(own.elements<float>().data() + at,
+                                     reinterpret_cast<const float*>(rows.out.data()) + at, size);
     sums[i].wg = rows.masses[i] == 0 ? 0 : rows.masses[i] * sum;
   }
   return sums;

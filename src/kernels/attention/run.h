@@ -141,9 +141,7 @@ struct AttentionRun {
   bool has_logits() const {
     return (pass == Pass::sums || pass == Pass::shard) && job.logits.data != nullptr;
   }
-  bool has_outputs() const {
-    return pass == Pass::attention || pass == Pass::shard || pass == Pass::partial;
-  }
+  bool has_outputs() const { return pass == Pass::attention || pass == Pass::shard || pass == Pass::partial; }
 };
 
 // Units of a call, and rows, keys and stride of the largest.

@@ -260,7 +260,8 @@ TEST(Shards, GiveStatesAndOutputsInOnePass) {
           p.rules = {oracle::Rule{}};
           SCOPED_TRACE(option.name);
           const Cuts cuts = N == 8 ? Cuts{0, 3, 4, 4, 30, 41} : Cuts{0, 9, 41};
-          type == DType::f64 ? check_partial<double>(p, type, cuts, 1) : check_partial<float>(p, type, cuts, 1);
+          type == DType::f64 ? check_partial<double>(p, type, cuts, 1)
+                             : check_partial<float>(p, type, cuts, 1);
         }
       }
     }
@@ -508,7 +509,8 @@ TEST(ShardGradients, HoldTheSameBitsForAnyNumberOfThreads) {
 
 // ---- Some of the queries ----
 
-// Rows have the same bits whichever queries are called together: positions and dropout are those of the whole.
+// Rows have the same bits whichever queries are called together: positions and dropout are those of the
+// whole.
 TEST(ShardQueries, HaveTheBitsOfAllTogether) {
   const std::vector<RuleCase> rules = rule_cases();
   for_each_target([&] {
@@ -521,8 +523,7 @@ TEST(ShardQueries, HaveTheBitsOfAllTogether) {
       SCOPED_TRACE(option.name);
       Devices all(p, DType::f32, {0, 9, 41});
       std::vector<double> masses;
-      const std::vector<double> whole =
-          all.merged_outputs(scales_of(p, all, all.merged_states()), masses);
+      const std::vector<double> whole = all.merged_outputs(scales_of(p, all, all.merged_states()), masses);
       for (const auto& [from, to] : {std::pair<std::int64_t, std::int64_t>{0, 10}, {10, 21}}) {
         oracle::Attention part = with_queries(p, from, to);
         if (p.lengths.size() == static_cast<std::size_t>(p.rows())) {
