@@ -15,7 +15,7 @@ JAX_TESTS := tests/python/jax tests/python/test_docs.py
 # Warnings stop the build in CI only: a newer compiler's new warning must not stop a user's.
 WERROR := $(if $(CI),ON,OFF)
 
-.PHONY: help demo test bench bench-rows bench-attention bench-train bench-python bench-transformers bench-decoder format lint fuzz soak setup setup-aarch64 release asan tsan clang aarch64 python clean
+.PHONY: help demo test bench bench-rows bench-attention bench-train bench-python bench-transformers bench-decoder bench-mpi format lint fuzz soak setup setup-aarch64 release asan tsan clang aarch64 python clean
 
 help:  ## List these commands
 	@awk -F':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -65,7 +65,7 @@ test-aarch64: aarch64  ## Run the tests of the library for aarch64, NEON and SVE
 	@for bytes in 32 16; do echo "== C++ tests, SVE of $$bytes bytes"; \
 	  QEMU_CPU=max,sve-default-vector-length=$$bytes ctest --preset aarch64 -j $(JOBS) -R 'Contract|Dense|Of16Bits'; done
 
-bench: bench-rows bench-attention bench-train bench-python bench-transformers bench-decoder  ## Compare with torch, JAX and transformers (own virtual environments, about fifty minutes)
+bench: bench-rows bench-attention bench-train bench-python bench-transformers bench-decoder bench-mpi  ## Compare with torch, JAX and transformers (own virtual environments, about fifty minutes)
 
 bench-rows: release
 	@tools/setup.sh bench
@@ -92,6 +92,10 @@ bench-transformers: python
 bench-decoder: python
 	$(VENV)/bin/python -m bench.decoder > $(TABLES)/decoder.md
 	@cat $(TABLES)/decoder.md
+
+bench-mpi: release
+	python3 -m bench.mpi --build build/release > $(TABLES)/mpi.md
+	@cat $(TABLES)/mpi.md
 
 SOURCES = $(shell git ls-files '*.cc' '*.h' '*.c')
 format: setup  ## Format the C and C++ sources

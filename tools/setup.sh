@@ -17,7 +17,8 @@ packages=(g++ cmake ninja-build libhwy-dev libcli11-dev node-d3 nlohmann-json3-d
 case $group in
   demo) ;;
   build | tests | bench)
-    packages+=(pkg-config python3-venv python3-dev libgtest-dev clang clang-format libclang-rt-14-dev) ;;
+    packages+=(pkg-config python3-venv python3-dev libgtest-dev libopenmpi-dev openmpi-bin clang clang-format
+               libclang-rt-14-dev) ;;
   aarch64)
     packages=(cmake ninja-build nlohmann-json3-dev g++-aarch64-linux-gnu libhwy-dev:arm64 libgtest-dev:arm64 qemu-user) ;;
   *) echo "setup.sh: '$group' is not a group; use demo, build, tests, bench or aarch64" >&2; exit 2 ;;

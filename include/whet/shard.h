@@ -7,6 +7,7 @@
 //     every shard    shard_attention(q, k, v, {max, beta})     unnormalised output and mass per row
 //     exchange 2     merge_outputs()                           out = sum of outputs / sum of masses
 //
+// Where no state decides beta, shard_partial_attention() is both steps at once, and exchange 2 the only one.
 // A rule that needs_search() takes one exchange more at the start and one per step: shard_sums() at
 // {max, search.beta()} in every shard, add() the sums of a row, give them to its BetaSearch.
 //
@@ -80,6 +81,25 @@ WHET_API void shard_sums(ConstView q, ConstView k, const Shard& shard, std::span
 WHET_API void shard_attention(ConstView q, ConstView k, ConstView v, const Shard& shard,
                               std::span<const RowScale> rows, View out, std::span<double> mass,
                               const AttentionOptions& options = {}, const Execution& execution = {});
+
+// shard_states and shard_attention in one pass, for rules whose beta no state decides (none, fixed): betas[i]
+// is that of row i. `out` and `mass` are measured from the maximum of this shard, states[i].max; all three
+// are overwritten and hold one per row. With m the largest max of a row,
+//     c_s = exp(beta (max_s - m))        (hard: 1 where max_s = m, else 0; no keys: 0)
+//     out = sum of c_s out_s / sum of c_s mass_s
+// Shard::logits isn't used.
+WHET_API void shard_partial_attention(ConstView q, ConstView k, ConstView v, const Shard& shard,
+                                      std::span<const double> betas, View out, std::span<RowState> states,
+                                      std::span<double> mass, const AttentionOptions& options = {},
+                                      const Execution& execution = {});
+
+// Error, naming the argument, where attention of all shards can't be had with these: for a transport, which
+// has to know before it communicates. `out` and the gradients are those of the caller, in the types of
+// attention and attention_backward.
+WHET_API void check_shard(ConstView q, ConstView k, ConstView v, ConstView out, const Shard& shard,
+                          const AttentionOptions& options = {});
+WHET_API void check_shard_backward(ConstView q, ConstView k, ConstView v, ConstView dout, const Shard& shard,
+                                   const AttentionGradients& gradients, const AttentionOptions& options = {});
 
 // The output of attention from those of the shards: outs[s] and masses[s] are what shard_attention wrote for
 // shard s, or one of each, added up elsewhere. `out` (B, H, N, E) has any element type. A row without mass is

@@ -20,6 +20,7 @@ void add_calibrate(CLI::App& app);
 void add_report(CLI::App& app);
 void add_horizon(CLI::App& app);
 void add_info(CLI::App& app);
+void add_scale(CLI::App& app);
 void add_bench(CLI::App& app);
 
 // The rules by name, for the end of a help text.

@@ -44,6 +44,15 @@ std::string size_text(long bytes) {
   return bytes % kMiB == 0 ? std::to_string(bytes / kMiB) + " MiB" : std::to_string(bytes / kKiB) + " KiB";
 }
 
+// The version of MPI that whet::mpi was built with; null where it wasn't built.
+const char* mpi_version() {
+#ifdef WHET_MPI_VERSION
+  return WHET_MPI_VERSION;
+#else
+  return nullptr;
+#endif
+}
+
 std::string json_text() {
   nlohmann::ordered_json json;
   json["version"] = version();
@@ -55,6 +64,8 @@ std::string json_text() {
     if (cache.bytes > 0) bytes = cache.bytes;  // else null
   }
   json["compiler"] = compiler();
+  auto& mpi = json["mpi"];
+  if (mpi_version() != nullptr) mpi = mpi_version();  // else null
   return json.dump(2) + "\n";
 }
 
@@ -66,7 +77,8 @@ std::string plain_text() {
     sizes += (sizes.empty() ? "" : ", ") + std::string(cache.name) + " " + size_text(cache.bytes);
   }
   return "version   " + version() + "\ntargets   " + names + "\ntarget    " + target() + "\nthreads   " +
-         std::to_string(threads()) + "\ncaches    " + sizes + "\ncompiler  " + compiler() + "\n";
+         std::to_string(threads()) + "\ncaches    " + sizes + "\ncompiler  " + compiler() + "\nmpi       " +
+         (mpi_version() == nullptr ? "not built" : mpi_version()) + "\n";
 }
 
 }  // namespace
@@ -77,7 +89,8 @@ void add_info(CLI::App& app) {
   command->add_flag("--json", *json, "Print JSON, for programs");
   command->footer(
       "'targets' are the SIMD targets of this build that this machine runs, best first; 'target' is the\n"
-      "one in use. WHET_TARGET and WHET_THREADS in the environment change the choice.\n"
+      "one in use. WHET_TARGET and WHET_THREADS in the environment change the choice. 'mpi' is the standard\n"
+      "that whet::mpi, a library of its own, was built for; ranks of 'whet reproduce' need none.\n"
       "\n"
       "Example:\n"
       "  WHET_TARGET=SSE4 whet info --json\n");

@@ -7,9 +7,11 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <cstdlib>
 #include <cstring>
 #include <fstream>
 
+#include "cli/ranks.h"
 #include "cli/rules.h"
 #include "files/file.h"
 #include "files/text.h"
@@ -218,7 +220,12 @@ std::vector<lab::Run> load_runs(const std::vector<std::string>& folders) {
   return runs;
 }
 
-lab::ProgressListener progress_bars() {
+lab::ProgressListener progress_bars(const lab::Rank& rank) {
+  if (rank.rank != 0) {
+    return {.begin = [](const std::string&, std::int64_t, std::int64_t) {},
+            .advance = [](std::int64_t) {},
+            .end = [] {}};
+  }
   auto bar = std::make_shared<std::unique_ptr<Progress>>();
   return {.begin = [bar](const std::string& label, std::int64_t total,
                          std::int64_t before) { *bar = std::make_unique<Progress>(label, total, before); },
@@ -246,12 +253,22 @@ void remember_command(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) command_line() += " " + quoted(argv[i]);
 }
 
+namespace {
+
+// Several ranks together work on as many as one process would.
+int threads_of_machine() {
+  const bool shares = lab::rank_of_environment().size > 1 && std::getenv("WHET_THREADS") == nullptr;
+  return shares ? processors() : threads();
+}
+
+}  // namespace
+
 results::Provenance provenance(int threads_given) {
   return {.command = command_line(),
           .whet = version(),
           .machine = processor(),
           .target = target(),
-          .threads = threads_given > 0 ? threads_given : threads()};
+          .threads = threads_given > 0 ? threads_given : threads_of_machine()};
 }
 
 }  // namespace whet::cli

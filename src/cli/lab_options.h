@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "cli/progress.h"
+#include "lab/ranks.h"
 #include "lab/recipe.h"
 #include "lab/reproduction.h"
 #include "results/results.h"
@@ -51,8 +52,8 @@ std::string not_negative(const std::string& number);
 // Every head once: Error if two folders hold the same weights, be it one run by two names or a copy.
 std::vector<lab::Run> load_runs(const std::vector<std::string>& folders);
 
-// Of the lab's work, on standard error.
-lab::ProgressListener progress_bars();
+// Of the lab's work, on standard error; of several ranks, that of the first.
+lab::ProgressListener progress_bars(const lab::Rank& rank = {});
 
 // Error naming `option` if `path` leads to a file of one of these runs.
 void refuse_to_overwrite(const std::vector<lab::Run>& runs, const std::string& option,

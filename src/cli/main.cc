@@ -39,6 +39,7 @@ void add_commands(CLI::App& app) {
   add_horizon(app);
   add_softmax(app);
   add_info(app);
+  add_scale(app);
   add_bench(app);
 }
 

@@ -1,4 +1,6 @@
 // whet reproduce: the paper in one command. whet eval: the same measurements of runs that are there.
+#include <whet/error.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <filesystem>
@@ -10,6 +12,7 @@
 
 #include "cli/commands.h"
 #include "cli/lab_options.h"
+#include "cli/ranks.h"
 #include "files/file.h"
 #include "files/safetensors.h"
 #include "files/text.h"
@@ -66,9 +69,19 @@ void reproduce(const Arguments& arguments) {
   lab::StudyOptions options = arguments.evaluation.options();
   options.calibrate = !arguments.no_calibration;
   options.cache = true;
-  const lab::ProgressListener bars = progress_bars();
+  const lab::Rank rank = join_ranks();
+  const lab::ProgressListener bars = progress_bars(rank);
+  if (rank.size > 1) {
+    const auto work = [&] {
+      const auto own = share_of(lab::seed_trainings(arguments.folder, recipe, arguments.seeds), rank);
+      if (own.empty()) return;
+      lab::evaluate_heads(lab::train_runs(own, options.threads, bars), options, rank.rank == 0, bars);
+    };
+    if (!share_work(rank, in(arguments.folder, "ranks"), work)) return;
+  }
   const auto runs = lab::train_seeds(arguments.folder, recipe, arguments.seeds, options.threads, bars);
   show(lab::study(runs, options, provenance(options.threads), bars), arguments.folder, arguments.json);
+  end_ranks(rank, in(arguments.folder, "ranks"));
 }
 
 void save_sets(const std::string& path, const lab::StudyOptions& options) {
@@ -83,12 +96,23 @@ void evaluate(const Arguments& arguments) {
   options.calibrate = !arguments.no_calibration;
   if (!arguments.folder.empty()) files::make_folder(arguments.folder);
   const std::vector<lab::Run> runs = load_runs(arguments.runs);
-  if (!arguments.sets_file.empty()) {
-    refuse_to_overwrite(runs, "--save-sets", arguments.sets_file);
-    save_sets(arguments.sets_file, options);
+  if (!arguments.sets_file.empty()) refuse_to_overwrite(runs, "--save-sets", arguments.sets_file);
+  const lab::Rank rank = join_ranks();
+  const lab::ProgressListener bars = progress_bars(rank);
+  const std::string shared = in(arguments.folder, "ranks");
+  if (rank.size > 1) {
+    if (arguments.folder.empty()) throw Error("--out: missing, must be given where several ranks evaluate");
+    options.cache = true;
+    options.cache_folder = shared;
+    const auto work = [&] {
+      const auto own = share_of(runs, rank);
+      if (!own.empty()) lab::evaluate_heads(own, options, rank.rank == 0, bars);
+    };
+    if (!share_work(rank, shared, work)) return;
   }
-  show(lab::study(runs, options, provenance(options.threads), progress_bars()), arguments.folder,
-       arguments.json);
+  if (!arguments.sets_file.empty()) save_sets(arguments.sets_file, options);
+  show(lab::study(runs, options, provenance(options.threads), bars), arguments.folder, arguments.json);
+  end_ranks(rank, shared);
 }
 
 void add_output_options(CLI::App& command, Arguments& arguments) {
@@ -118,11 +142,13 @@ void add_reproduce(CLI::App& app) {
       "rule.\n"
       "Ctrl-C at any time: the same command resumes. DIR gets seed-N/ for every head, "
       "results.json,\n"
-      "tables.md, tables.csv and report.html.\n\n"
+      "tables.md, tables.csv and report.html.\n"
+      "Under mpirun or srun the heads are shared out among the ranks; the files are the same.\n\n"
       "Examples:\n"
       "  whet reproduce paper --seeds 10\n"
       "  whet reproduce small --seeds 2 --steps 12000 --sets 512\n"
-      "  whet reproduce sharp --recipe sharp --sizes 16,1024,16384,131072\n");
+      "  whet reproduce sharp --recipe sharp --sizes 16,1024,16384,131072\n"
+      "  mpirun -n 4 whet reproduce paper --seeds 10\n");
   command->callback([arguments] { reproduce(*arguments); });
 }
 

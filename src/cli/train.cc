@@ -1,4 +1,6 @@
 // whet train: one head, in a folder of its own.
+#include <whet/error.h>
+
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <memory>
@@ -21,6 +23,10 @@ struct Arguments {
 
 void run(const Arguments& arguments) {
   const lab::Recipe recipe = arguments.recipe.recipe();
+  if (const lab::Rank rank = lab::rank_of_environment(); rank.size > 1) {
+    throw Error("ranks: are " + std::to_string(rank.size) +
+                ", but this trains one head; share out several with 'whet reproduce --seeds'");
+  }
   {
     Progress progress("training", recipe.steps, lab::prepare_run(arguments.folder, recipe));
     lab::train_run(arguments.folder, recipe, [&](std::int64_t steps) { progress.advance(steps); });

@@ -474,6 +474,26 @@ AttentionJob shard_backward_job(ConstView q, ConstView k, ConstView v, ConstView
   return job;
 }
 
+void check_shard_call(ConstView q, ConstView k, ConstView v, ConstView out, const Shard& shard,
+                      const AttentionOptions& options) {
+  check_shard(shard, q, k, options);
+  AttentionJob job = common_job(q, k, &shard, options, {}, Data::read);
+  add_values(job, v, Data::read);
+  job.out = grid(out, written(like_out(job.shape, "out", job.shape.dtype)), Data::read);
+  check_all_apart(job);
+}
+
+void check_shard_backward_call(ConstView q, ConstView k, ConstView v, ConstView dout, const Shard& shard,
+                               const AttentionGradients& gradients, const AttentionOptions& options) {
+  check_shard(shard, q, k, options);
+  AttentionJob job = common_job(q, k, &shard, options, {}, Data::read);
+  add_values(job, v, Data::read);
+  if (!gradients.dparameter.empty()) fail("dparameter", "given, shards of keys have none");
+  add_gradients(job, gradients, false, Data::read);
+  job.dout = grid(dout, like_out(job.shape, "dout", job.shape.dtype), Data::read);
+  check_all_apart(job);
+}
+
 void check_one_a_row(std::size_t given, const AttentionJob& job, const char* name) {
   check_count(given, job.shape.rows(), name, "one per row");
 }

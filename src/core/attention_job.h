@@ -131,6 +131,13 @@ AttentionJob shard_backward_job(ConstView q, ConstView k, ConstView v, ConstView
                                 const AttentionGradients& gradients, const AttentionOptions& options,
                                 const Execution& execution = {});
 
+// The checks of a call over shards as a caller sees it: out, dq, dsinks and dquery_scale in the types of
+// attention, and rules too.
+void check_shard_call(ConstView q, ConstView k, ConstView v, ConstView out, const Shard& shard,
+                      const AttentionOptions& options);
+void check_shard_backward_call(ConstView q, ConstView k, ConstView v, ConstView dout, const Shard& shard,
+                               const AttentionGradients& gradients, const AttentionOptions& options);
+
 // Error unless a shard call is given one of these per row.
 void check_one_a_row(std::size_t given, const AttentionJob& job, const char* name);
 

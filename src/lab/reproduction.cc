@@ -313,7 +313,12 @@ Json cache_key(const Run& run, const StudyOptions& options, bool first) {
           {"first", first}};
 }
 
-std::string cache_path(const Run& run) { return (std::filesystem::path(run.folder) / kEvaluation).string(); }
+std::string cache_path(const Run& run, const StudyOptions& options) {
+  if (options.cache_folder.empty()) return (std::filesystem::path(run.folder) / kEvaluation).string();
+  files::Checksum weights;  // every head is in a study once
+  weights.add_bytes(std::as_bytes(std::span(run.parameters)));
+  return (std::filesystem::path(options.cache_folder) / ("head-" + weights.digits() + ".json")).string();
+}
 
 std::string checksum_of(const Json& json) {
   files::Checksum checksum;
@@ -325,7 +330,7 @@ std::string checksum_of(const Json& json) {
 std::optional<results::HeadResults> cached_head(const Run& run, const StudyOptions& options, bool first) {
   if (!options.cache) return std::nullopt;
   try {
-    const Json file = files::read_json(cache_path(run));
+    const Json file = files::read_json(cache_path(run, options));
     if (file.at("key") != cache_key(run, options, first)) return std::nullopt;
     if (file.at("checksum") != checksum_of(file.at("head"))) return std::nullopt;
     return results::head_from_json(file.at("head"));
@@ -339,7 +344,7 @@ std::optional<results::HeadResults> cached_head(const Run& run, const StudyOptio
 void write_cache(const Run& run, const StudyOptions& options, bool first, const results::HeadResults& head) {
   const Json json = to_json(head);
   const Json file{{"key", cache_key(run, options, first)}, {"checksum", checksum_of(json)}, {"head", json}};
-  files::write_text(cache_path(run), file.dump() + "\n");
+  files::write_text(cache_path(run, options), file.dump() + "\n");
 }
 
 // Table 1 of arXiv 2410.01104, the sizes that could be checked against the paper; in percent. NaN: the paper
@@ -389,8 +394,7 @@ std::vector<Run> train_runs(const std::vector<Training>& trainings, int threads,
   return runs;
 }
 
-std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, int seeds, int threads,
-                             const ProgressListener& listener) {
+std::vector<Training> seed_trainings(const std::string& folder, const Recipe& recipe, int seeds) {
   if (seeds < 1 || seeds > 10000) throw Error("seeds: is " + std::to_string(seeds) + ", must be 1 to 10000");
   if (recipe.seed + static_cast<std::uint64_t>(seeds) < recipe.seed) {
     throw Error("seed: is " + std::to_string(recipe.seed) + ", must be at most " +
@@ -404,7 +408,12 @@ std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, in
     trainings.push_back(
         {(std::filesystem::path(folder) / ("seed-" + std::to_string(own.seed))).string(), own});
   }
-  return train_runs(trainings, threads, listener);
+  return trainings;
+}
+
+std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, int seeds, int threads,
+                             const ProgressListener& listener) {
+  return train_runs(seed_trainings(folder, recipe, seeds), threads, listener);
 }
 
 Study study_of(const Run& run, const StudyOptions& options,
@@ -424,6 +433,23 @@ Study study_of(const Run& run, const StudyOptions& options,
   study.weightings.insert(study.weightings.end(), options.extra.begin(), options.extra.end());
   study.weightings.push_back({"hard", hard_weighting()});
   return study;
+}
+
+void evaluate_heads(const std::vector<Run>& runs, const StudyOptions& options, bool first,
+                    const ProgressListener& listener) {
+  std::vector<bool> cached;
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    cached.push_back(cached_head(runs[i], options, first && i == 0).has_value());
+  }
+  const std::int64_t each = items_of_head(options);
+  listener.begin("evaluating", each * static_cast<std::int64_t>(runs.size()),
+                 each * std::ranges::count(cached, true));
+  for (std::size_t i = 0; i < runs.size(); ++i) {
+    const bool is_first = first && i == 0;
+    if (!cached[i])
+      write_cache(runs[i], options, is_first, head_results(runs[i], options, is_first, listener));
+  }
+  listener.end();
 }
 
 results::Reproduction study(const std::vector<Run>& runs, const StudyOptions& options,

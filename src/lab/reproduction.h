@@ -33,6 +33,7 @@ struct StudyOptions {
   bool calibrate = true;  // also the two calibrated versions of every head, on a quarter of the sets
   int threads = 0;
   bool cache = false;  // results of each head in evaluation.json of its run, so that a stopped study resumes
+  std::string cache_folder{};  // or in a file of this folder, for runs that aren't to be written into
 };
 
 // A run to train: where, and how.
@@ -47,7 +48,10 @@ struct Training {
 std::vector<Run> train_runs(const std::vector<Training>& trainings, int threads,
                             const ProgressListener& listener);
 
-// The same for runs of the seeds recipe.seed, recipe.seed + 1, ... in folder/seed-N.
+// Runs of the seeds recipe.seed, recipe.seed + 1, ... in folder/seed-N.
+std::vector<Training> seed_trainings(const std::string& folder, const Recipe& recipe, int seeds);
+
+// Trains them all.
 std::vector<Run> train_seeds(const std::string& folder, const Recipe& recipe, int seeds, int threads,
                              const ProgressListener& listener);
 
@@ -63,6 +67,11 @@ struct Study {
 };
 Study study_of(const Run& run, const StudyOptions& options,
                const std::function<void(std::int64_t items)>& progress = {});
+
+// Evaluates each head that isn't cached, as study() would, and leaves its results where study() finds them;
+// `first` says whether the first run is the first of the whole study, of which more is drawn.
+void evaluate_heads(const std::vector<Run>& runs, const StudyOptions& options, bool first,
+                    const ProgressListener& listener);
 
 results::Reproduction study(const std::vector<Run>& runs, const StudyOptions& options,
                             const results::Provenance& provenance, const ProgressListener& listener);

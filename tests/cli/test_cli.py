@@ -80,11 +80,12 @@ def test_info():
     assert int(lines["threads"]) >= 1
     assert lines["caches"].startswith("L1d ")
     assert lines["compiler"].split()[0] in ("gcc", "clang")
+    assert lines["mpi"] == "not built" or float(lines["mpi"]) >= 2
 
 
 def test_info_json():
     info = json.loads(ok("info", "--json"))
-    assert list(info) == ["version", "targets", "target", "threads", "cache_bytes", "compiler"]
+    assert list(info) == ["version", "targets", "target", "threads", "cache_bytes", "compiler", "mpi"]
     assert info["version"] == "0.1.0" and info["target"] in info["targets"]
     assert list(info["cache_bytes"]) == ["L1d", "L2", "L3"]
 

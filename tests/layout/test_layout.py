@@ -19,6 +19,7 @@ LAYERS = {
     "c_api": {"c_api", "core"},
     "files": {"files"},
     "results": {"results", "files"},
+    "mpi": {"mpi"},
     "lab": {"lab", "results", "files", "kernels", "core"},
     "report": {"report", "results", "files"},
     "cli": {"cli", "lab", "report", "results", "files"},

@@ -1,6 +1,7 @@
 """whet as an installed package: CMake, pkg-config, and from C."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -40,6 +41,24 @@ def test_pkg_config(prefix, tmp_path):
     assert run(tmp_path / "main") == "0.25 0.1.0\n"
 
 
+HAS_MPI = shutil.which("mpirun") is not None and (BUILD / "whet-mpi.pc").exists()
+
+
+@pytest.mark.skipif(not HAS_MPI, reason="built without MPI")
+def test_mpi_is_a_package_of_its_own(prefix, tmp_path):
+    """By CMake's component and by pkg-config; libwhet itself needs no MPI."""
+    launch = ["mpirun", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else []), "-n", "2"]
+    run("cmake", "-G", "Ninja", "-S", HERE / "mpi", "-B", tmp_path, f"-DCMAKE_PREFIX_PATH={prefix}")
+    run("cmake", "--build", tmp_path)
+    assert run(*launch, tmp_path / "uses_mpi") == "2 ranks: 2.5\n"
+    pc = next(prefix.rglob("whet-mpi.pc"))
+    env = {**os.environ, "PKG_CONFIG_PATH": str(pc.parent)}
+    flags = run("pkg-config", "--cflags", "--libs", "whet-mpi", env=env).split()
+    run("mpicxx", "-std=c++20", HERE / "mpi/main.cc", "-o", tmp_path / "main", *flags, f"-Wl,-rpath,{pc.parents[1]}")
+    assert run(*launch, tmp_path / "main") == "2 ranks: 2.5\n"
+    assert "mpi" not in run("readelf", "-d", next(prefix.rglob("libwhet.so")))
+
+
 def test_installed_command_finds_its_library(prefix):
     assert run(prefix / "bin" / "whet", "--version") == "whet 0.1.0\n"
 
@@ -65,6 +84,8 @@ def test_stays_in_memory_for_its_workers(prefix, tmp_path):
 def test_public_headers_stand_alone(prefix, tmp_path):
     """Each compiles by itself under strict warnings, and no Highway header hides behind one."""
     for header in sorted((prefix / "include/whet").glob("*.h")):
+        if header.name == "mpi.h":
+            continue  # needs that of MPI; test_mpi_is_a_package_of_its_own compiles it
         source = tmp_path / "one.cc"
         source.write_text(f"#include <whet/{header.name}>\n")
         deps = run("g++", "-std=c++20", "-Wall", "-Wextra", "-Wpedantic", "-Werror", "-M", f"-I{prefix}/include", source)

@@ -223,5 +223,41 @@ void shard_attention(ConstView q, ConstView k, ConstView v, const Shard& shard,
   kernels::run_attention(run);
 }
 
+void shard_partial_attention(ConstView q, ConstView k, ConstView v, const Shard& shard,
+                             std::span<const double> betas, View out, std::span<RowState> states,
+                             std::span<double> mass, const AttentionOptions& options,
+                             const Execution& execution) {
+  kernels::check_merges_shards(options.normalizer);
+  kernels::AttentionRun run{.job = core::shard_job(q, k, v, out, shard, options, execution),
+                            .pass = kernels::Pass::partial,
+                            .betas = betas,
+                            .states = states,
+                            .mass = mass};
+  core::check_one_a_row(betas.size(), run.job, "betas");
+  core::check_one_a_row(states.size(), run.job, "states");
+  core::check_one_a_row(mass.size(), run.job, "mass");
+  if (!run.job.v.given) core::fail("v", "not given, must be (B, K, M, E)");
+  core::check_apart(run.job, {states, "states"});
+  core::check_apart(run.job, {mass, "mass"});
+  core::check_apart({mass, "mass"}, {states, "states"});
+  for (const core::Extent& written :
+       {core::Extent(states, "states"), core::Extent(mass, "mass"), core::Extent(run.job.out, "out")}) {
+    core::check_apart(written, {betas, "betas"});
+  }
+  kernels::run_attention(run);
+}
+
+void check_shard(ConstView q, ConstView k, ConstView v, ConstView out, const Shard& shard,
+                 const AttentionOptions& options) {
+  kernels::check_merges_shards(options.normalizer);
+  core::check_shard_call(q, k, v, out, shard, options);
+}
+
+void check_shard_backward(ConstView q, ConstView k, ConstView v, ConstView dout, const Shard& shard,
+                          const AttentionGradients& gradients, const AttentionOptions& options) {
+  kernels::check_merges_shards(options.normalizer);
+  core::check_shard_backward_call(q, k, v, dout, shard, gradients, options);
+}
+
 }  // namespace whet
 #endif  // HWY_ONCE

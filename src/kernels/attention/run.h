@@ -92,7 +92,8 @@ enum class Pass {
   attention,
   states,  // shard_states
   sums,    // shard_sums
-  shard    // shard_attention
+  shard,   // shard_attention
+  partial  // shard_partial_attention
 };
 
 // Scratch of one worker.
@@ -115,9 +116,10 @@ struct AttentionRun {
   core::AttentionPlan plan{};
   Pass pass = Pass::attention;
   std::span<const RowScale> scales{};  // sums, shard
-  std::span<RowState> states{};        // states
+  std::span<const double> betas{};     // partial
+  std::span<RowState> states{};        // states, partial
   std::span<RowSums> sums{};           // sums
-  std::span<double> mass{};            // shard
+  std::span<double> mass{};            // shard, partial
 
   std::int64_t units = 0;     // sequences x key heads
   std::int64_t max_rows = 0;  // of a unit
@@ -136,8 +138,10 @@ struct AttentionRun {
   bool packs_values() const { return plan.packs_values && job.v.given; }
   // A shard's logits may outlive the pass that computed them.
   bool keeps_logits() const { return pass == Pass::states && job.logits.data != nullptr; }
-  bool has_logits() const { return pass != Pass::states && job.logits.data != nullptr; }
-  bool has_outputs() const { return pass == Pass::attention || pass == Pass::shard; }
+  bool has_logits() const {
+    return (pass == Pass::sums || pass == Pass::shard) && job.logits.data != nullptr;
+  }
+  bool has_outputs() const { return pass == Pass::attention || pass == Pass::shard || pass == Pass::partial; }
 };
 
 // Units of a call, and rows, keys and stride of the largest.

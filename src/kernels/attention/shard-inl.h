@@ -1,8 +1,9 @@
 // A row of a shard: its state, its sums at a given beta, or its weights there. The largest logit and beta
-// come from the exchange between shards.
+// come from the exchange between shards; where beta is known without one, state and weights are one pass, and
+// the weights are measured from the largest logit of this shard.
 //
-// Each of the three passes computes the logits again, 2 D flops per row and key, unless the caller gives
-// memory for them, 4 bytes per row and key: else what is kept between passes are a few numbers per row.
+// Each of the other three passes computes the logits again, 2 D flops per row and key, unless the caller
+// gives memory for them, 4 bytes per row and key: else what is kept between passes are a few numbers per row.
 #if defined(WHET_KERNELS_ATTENTION_SHARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_ATTENTION_SHARD_INL_H_
 #undef WHET_KERNELS_ATTENTION_SHARD_INL_H_
@@ -65,10 +66,20 @@ HWY_NOINLINE RowResult<T> ShardRow(const AttentionRun& run, std::int64_t row, co
     run.states[index] = StateOfRow(input);
     return result;
   }
-  result.beta = run.scales[index].beta;
-  result.sums = ShardSums(run, input, run.scales[index], out);
-  if (run.pass == Pass::sums) run.sums[index] = result.sums;
-  if (run.pass == Pass::shard) run.mass[index] = result.sums.z;
+  RowScale scale;
+  if (run.pass == Pass::partial) {
+    const RowState& state = run.states[index] = StateOfRow(input);
+    scale = {state.max, std::isnan(state.z) ? state.z : run.betas[index]};
+  } else {
+    scale = run.scales[index];
+  }
+  result.beta = scale.beta;
+  result.sums = ShardSums(run, input, scale, out);
+  if (run.pass == Pass::sums) {
+    run.sums[index] = result.sums;
+  } else {
+    run.mass[index] = result.sums.z;
+  }
   return result;
 }
 

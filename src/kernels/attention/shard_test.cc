@@ -206,6 +206,107 @@ TEST(Shards, GiveAttentionForRandomCuts) {
   });
 }
 
+// ---- One pass ----
+
+// Out of partial outputs that each shard measured from its own maximum.
+template <typename Arithmetic>
+void check_partial(const oracle::Attention& p, DType type, const Cuts& cuts, double beta) {
+  using Real = typename Contract<Arithmetic>::Real;
+  Devices devices(p, type, cuts);
+  const auto count = static_cast<std::size_t>(p.rows()), size = static_cast<std::size_t>(p.E);
+  const std::vector<double> betas(count, beta);
+  std::vector<std::vector<RowState>> states;
+  std::vector<RowState> merged(count);
+  for (std::size_t s = 0; s < devices.size(); ++s) {
+    Device& device = devices.device(s);
+    shard_partial_attention(device.call.q.view(), device.call.k.view(), device.call.v.view(), device.shard,
+                            betas, device.out.view(), device.states, device.mass, device.call.options,
+                            device.call.execution);
+    EXPECT_TRUE(device.out.gaps_are_intact());
+    for (std::size_t r = 0; r < count; ++r) merged[r] = merge(merged[r], device.states[r]);
+  }
+  std::vector<double> out(count * size), masses(count);
+  for (std::size_t s = 0; s < devices.size(); ++s) {
+    Device& device = devices.device(s);
+    const std::vector<double> part = device.out.values();
+    for (std::size_t r = 0; r < count; ++r) {
+      if (device.mass[r] == 0) continue;
+      const double share = std::exp(beta * (device.states[r].max - merged[r].max));
+      masses[r] += share * device.mass[r];
+      for (std::size_t e = 0; e < size; ++e) out[r * size + e] += share * part[r * size + e];
+    }
+  }
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    out[i] = masses[i / size] == 0 || merged[i / size].count == 0 ? 0 : out[i] / masses[i / size];
+    out[i] = rounded(type, out[i]);
+  }
+  const oracle::Forward<Real> exact = oracle::forward<Real>(p, betas);
+  expect_output<Arithmetic>(p, exact, out, type);
+  oracle::for_each_row(p, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
+    const std::size_t r = p.row(b, h, i);
+    expect_merged_state<Arithmetic>(exact.rows[r], p.D, merged[r]);
+  });
+}
+
+TEST(Shards, GiveStatesAndOutputsInOnePass) {
+  for_each_target([] {
+    for (const OptionCase& option : option_cases()) {
+      if (option.name.starts_with("packed") || option.name.starts_with("a rule")) continue;
+      for (const DType type : {DType::f32, DType::f64, DType::bf16}) {
+        for (const std::int64_t N : {9, 8}) {
+          Random random(31);
+          const Shape shape = N == 8 ? Shape{2, 4, 2, 8, 41, 5, 3} : Shape{2, 4, 2, 9, 41, 5, 3};
+          oracle::Attention p = draw_with(option, random, shape, type, arithmetic_type(type));
+          p.rules = {oracle::Rule{}};
+          SCOPED_TRACE(option.name);
+          const Cuts cuts = N == 8 ? Cuts{0, 3, 4, 4, 30, 41} : Cuts{0, 9, 41};
+          type == DType::f64 ? check_partial<double>(p, type, cuts, 1)
+                             : check_partial<float>(p, type, cuts, 1);
+        }
+      }
+    }
+  });
+}
+
+// docs/scaling.md: merging S states adds at most 4 S 2^-53 to z, relative, and to the others in proportion;
+// outputs stay within the contract of one call.
+TEST(Shards, MayBeAThousand) {
+  constexpr std::int64_t kShards = 1000, kKeys = 10 * kShards;
+  Random random(32);
+  oracle::Attention p = draw_problem(random, {1, 2, 1, 3, kKeys, 8, 4}, DType::f32, 2);
+  p.rules = {oracle::Rule{}};
+  Cuts cuts;
+  for (std::int64_t s = 0; s <= kShards; ++s) cuts.push_back(10 * s);
+  check_partial<float>(p, DType::f32, cuts, 1);
+  check(p, DType::f32, cuts);
+  p.rules = {paper_case().plain};
+  check(p, DType::f32, cuts);
+
+  // The merge alone: beside the same states in long double.
+  Devices devices(p, DType::f32, cuts);
+  const std::vector<RowState> merged = devices.merged_states();
+  double largest_error = 0;
+  for (std::size_t r = 0; r < merged.size(); ++r) {
+    long double z = 0, t = 0, u = 0;
+    for (std::size_t s = 0; s < devices.size(); ++s) {
+      const RowState& state = devices.device(s).states[r];
+      const long double d = static_cast<long double>(state.max) - merged[r].max, c = std::exp(d);
+      z += c * state.z;
+      t += c * (state.t + d * state.z);
+      u += c * (state.u + 2 * d * state.t + d * d * state.z);
+    }
+    const auto error_of = [](double got, long double exact) {
+      return static_cast<double>(std::abs((got - exact) / exact));
+    };
+    constexpr double kBound = 4 * kShards * 0x1p-53;
+    EXPECT_LE(error_of(merged[r].z, z), kBound);
+    EXPECT_LE(error_of(merged[r].t, t), kBound);
+    EXPECT_LE(error_of(merged[r].u, u), kBound);
+    largest_error = std::max(largest_error, error_of(merged[r].z, z));
+  }
+  RecordProperty("largest_error", std::to_string(largest_error * 0x1p53) + " 2^-53");
+}
+
 // ---- Sums ----
 
 TEST(Shards, SumsAreThoseOfTheOracle) {
