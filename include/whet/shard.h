@@ -41,6 +41,24 @@
 
 namespace whet {
 
+// Keys and values as kernels read them, for several calls on the same shard: the first that has many queries
+// packs them, later ones needn't. They must be the same arrays in all calls (Error), with the same contents
+// and lengths, on one SIMD target, and calls that share it come one after the other. Takes as much memory as
+// k and v in the type of the arithmetic.
+class WHET_API PackedShard {
+ public:
+  PackedShard();
+  PackedShard(PackedShard&& other) noexcept;
+  PackedShard& operator=(PackedShard&& other) noexcept;
+  ~PackedShard();
+
+  class Memory;
+  Memory& memory() const { return *memory_; }  // the kernels'
+
+ private:
+  std::unique_ptr<Memory> memory_;
+};
+
 // The keys of a shard: [first_key, first_key + M) of all_keys. Packed sequences can't be cut (Error).
 // Sinks belong to the shard that holds key 0. The queries of a call may be a part, too: [first_query,
 // first_query + N) of all_queries, for whom causal, window, align and dropout are as in a call with all.
@@ -53,6 +71,7 @@ struct Shard {
   // logits there, and shard_sums and shard_attention read them instead of computing q k again. Empty: they
   // do.
   View logits{};
+  PackedShard* packed = nullptr;  // read and written by the forward functions
 };
 
 // What every shard needs of a row to compute weights: the merged maximum and the chosen beta.

@@ -90,6 +90,11 @@ void run_step_in_order(const AttentionRun& run, std::int64_t wave, std::int64_t 
   });
 }
 
+bool needs_packing(const AttentionRun& run) {
+  if (run.packed == nullptr) return true;
+  return (!run.has_logits() && !run.packed->has_keys) || (run.packs_values() && !run.packed->has_values);
+}
+
 void run_wave(const AttentionRun& run, const AttentionSteps& steps, std::int64_t wave) {
   // Rows of a head add to the same column sums.
   const auto rows_step = run.job.outputs.column_sums.empty() ? run_step : run_step_in_order;
@@ -100,17 +105,36 @@ void run_wave(const AttentionRun& run, const AttentionSteps& steps, std::int64_t
     run_step(run, wave, run.plan.blocks, steps.few_values);
     run_step(run, wave, run.max_rows, steps.few_output);
   } else {
-    run_step(run, wave, run.tiles, steps.pack);
+    if (needs_packing(run)) run_step(run, wave, run.tiles, steps.pack);
+    if (run.packed != nullptr) {
+      run.packed->has_keys |= !run.has_logits();
+      run.packed->has_values |= run.packs_values();
+    }
     rows_step(run, wave, run.plan.blocks, steps.block);
   }
 }
 
-// Fills in everything but memory.
-void plan_run(AttentionRun& run) {
+// What is packed stays with the shard: then all units are one wave.
+void hold_packed(AttentionRun& run, const void* target) {
+  run.packed = run.job.shard.packed == nullptr || run.plan.few ? nullptr : &run.job.shard.packed->memory();
+  if (run.packed == nullptr || run.units == 0) return;
+  run.plan.wave = run.units;
+  using Source = PackedShard::Memory::Source;
+  const auto source = [&](const core::Grid& grid, std::int64_t size) {
+    return Source{grid.data, grid.dtype, run.units, run.max_keys, size, target};
+  };
+  run.packed->hold(source(run.job.k, run.job.shape.key_size),
+                   run.packs_values() ? source(run.job.v, run.value_size()) : Source{}, run.tiles,
+                   run.job.shape.wide() ? sizeof(double) : sizeof(float));
+}
+
+// Fills in everything but memory. `target`: as for hold_packed.
+void plan_run(AttentionRun& run, const void* target = nullptr) {
   measure_units(run);
   run.tiles = (run.max_keys + core::kTileKeys - 1) / core::kTileKeys;
   const core::PlanInput in = plan_input(run);
   run.plan = core::forward_plan(in);
+  hold_packed(run, target);
   const std::int64_t tasks = std::max(run.plan.wave, std::int64_t{1}) *
                              std::max({run.plan.blocks, run.tiles, run.max_rows, std::int64_t{1}});
   run.workers = static_cast<int>(std::min<std::int64_t>(in.threads, tasks));
@@ -136,7 +160,7 @@ void clear_sums(const AttentionRun& run) {
 
 void run_attention(AttentionRun& run) {
   const AttentionSteps steps = WHET_DISPATCH(ForwardSteps)();  // one target for all of the call
-  plan_run(run);
+  plan_run(run, reinterpret_cast<const void*>(steps.pack));
   const Workspace workspace(run.job.execution.workspace, total_bytes(run));
   run.memory = workspace.base();
   clear_sums(run);
@@ -180,6 +204,11 @@ std::size_t attention_workspace(ConstView q, ConstView k, ConstView v, const Att
   kernels::plan_run(run);
   return kernels::total_bytes(run) + kernels::Arena::kLine;
 }
+
+PackedShard::PackedShard() : memory_(std::make_unique<Memory>()) {}
+PackedShard::PackedShard(PackedShard&& other) noexcept = default;
+PackedShard& PackedShard::operator=(PackedShard&& other) noexcept = default;
+PackedShard::~PackedShard() = default;
 
 void shard_states(ConstView q, ConstView k, const Shard& shard, std::span<RowState> out,
                   const AttentionOptions& options, const Execution& execution) {

@@ -110,11 +110,11 @@ HWY_INLINE void PackTile(const AttentionRun& run, std::int64_t index, std::int64
   const std::int64_t begin = tile * kTileKeys, end = std::min(begin + kTileKeys, unit.keys());
   if (begin >= end) return;
   const Shared<T> shared = kernels::shared_of<T>(run);
-  if (!run.has_logits()) {
+  if (!run.has_logits() && !(run.packed != nullptr && run.packed->has_keys)) {
     PackTransposed(job.k, unit, job.shape.key_size, begin, end,
                    shared.keys + index * kernels::padded(run.max_keys) * job.shape.key_size);
   }
-  if (shared.values != nullptr) {
+  if (shared.values != nullptr && !(run.packed != nullptr && run.packed->has_values)) {
     PackValues(run, unit, begin, end,
                shared.values + (index * run.tiles + tile) * kTileKeys * run.value_size());
   }

@@ -19,73 +19,14 @@
 #include "core/attention_job.h"
 #include "core/attention_plan.h"
 #include "core/runtime.h"
+#include "kernels/attention/memory.h"
+#include "kernels/attention/packed.h"
 
 namespace whet::kernels {
-
-// Panels of every target divide this, so sizes padded to it suit all of them.
-inline constexpr std::int64_t kPad = 64;
-inline constexpr std::int64_t padded(std::int64_t n) { return (n + kPad - 1) / kPad * kPad; }
-static_assert(padded(kMaxHeadSize) == kMaxHeadSize);  // buffers of kMaxHeadSize hold any padded vector
 
 // Elements from one row of logits to the next: space for a sink, and rows that don't all start in the
 // same set of the first-level cache.
 inline constexpr std::int64_t logit_stride(std::int64_t keys) { return padded(keys) + 16; }
-
-// Hands out pieces of one block of memory. With a null base it only counts.
-class Arena {
- public:
-  static constexpr std::size_t kLine = 64;
-
-  explicit Arena(std::byte* base = nullptr) : base_(base) {}
-
-  template <typename T>
-  T* take(std::int64_t a, std::int64_t b = 1, std::int64_t c = 1) {
-    std::size_t bytes = sizeof(T);
-    for (const std::int64_t n : {a, b, c}) {
-      if (__builtin_mul_overflow(bytes, static_cast<std::size_t>(n), &bytes)) throw std::bad_alloc();
-    }
-    const std::size_t at = used_;
-    if (__builtin_add_overflow(used_, bytes, &used_) || __builtin_add_overflow(used_, kLine - 1, &used_)) {
-      throw std::bad_alloc();
-    }
-    used_ &= ~(kLine - 1);
-    return base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + at);
-  }
-
-  std::size_t used() const { return used_; }
-
- private:
-  std::byte* base_;
-  std::size_t used_ = 0;
-};
-
-// The call's memory: the caller's workspace, or one allocation.
-class Workspace {
- public:
-  Workspace(std::span<std::byte> given, std::size_t needed) {
-    if (given.empty()) {
-      if (needed == 0) return;
-      owned_.reset(static_cast<std::byte*>(::operator new(needed, std::align_val_t(Arena::kLine))));
-      base_ = owned_.get();
-      return;
-    }
-    if (given.size() < needed + Arena::kLine) {
-      throw Error("workspace: has " + std::to_string(given.size()) + " bytes, must have at least " +
-                  std::to_string(needed + Arena::kLine));
-    }
-    void* base = given.data();
-    std::size_t space = given.size();
-    base_ = static_cast<std::byte*>(std::align(Arena::kLine, needed, base, space));
-  }
-  std::byte* base() const { return base_; }
-
- private:
-  struct Delete {
-    void operator()(std::byte* p) const { ::operator delete(p, std::align_val_t(Arena::kLine)); }
-  };
-  std::unique_ptr<std::byte, Delete> owned_;
-  std::byte* base_ = nullptr;
-};
 
 // What is wanted of the rows.
 enum class Pass {
@@ -115,11 +56,12 @@ struct AttentionRun {
   core::AttentionJob job;
   core::AttentionPlan plan{};
   Pass pass = Pass::attention;
-  std::span<const RowScale> scales{};  // sums, shard
-  std::span<const double> betas{};     // partial
-  std::span<RowState> states{};        // states, partial
-  std::span<RowSums> sums{};           // sums
-  std::span<double> mass{};            // shard, partial
+  PackedShard::Memory* packed = nullptr;  // of a shard whose calls share what is packed
+  std::span<const RowScale> scales{};     // sums, shard
+  std::span<const double> betas{};        // partial
+  std::span<RowState> states{};           // states, partial
+  std::span<RowSums> sums{};              // sums
+  std::span<double> mass{};               // shard, partial
 
   std::int64_t units = 0;     // sequences x key heads
   std::int64_t max_rows = 0;  // of a unit
@@ -229,6 +171,10 @@ Shared<T> lay_out_shared(const AttentionRun& run, Arena& arena) {
     s.x = arena.take<T>(wave, run.max_rows, run.stride);
     s.partial = arena.take<T>(wave * run.plan.blocks, run.max_rows, run.value_size());
     s.z = arena.take<double>(wave, run.max_rows);
+  } else if (run.packed != nullptr) {
+    s.keys = run.packed->keys<T>();
+    s.values = run.packs_values() ? run.packed->values<T>() : nullptr;
+    s.unsafe = run.packed->unsafe();
   } else {
     s.keys = arena.take<T>(wave, padded(run.max_keys), run.job.shape.key_size);
     if (run.packs_values()) s.values = arena.take<T>(wave, run.tiles * core::kTileKeys, run.value_size());

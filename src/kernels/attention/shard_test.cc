@@ -582,6 +582,79 @@ TEST(ShardLogits, GiveTheSameBits) {
   });
 }
 
+// ---- Keys and values packed once ----
+
+TEST(PackedShards, GiveTheSameBits) {
+  const std::vector<RuleCase> rules = rule_cases();
+  for_each_target([&] {
+    std::size_t turn = 0;
+    for (const OptionCase& option : option_cases()) {
+      if (option.name.starts_with("packed")) continue;
+      for (const DType type : {DType::f32, DType::f64, DType::bf16}) {
+        Random random(31);
+        oracle::Attention p =
+            draw_with(option, random, {2, 4, 2, 11, 300, 5, 3}, type, arithmetic_type(type));
+        if (p.rules.size() == 1) p.rules = {rules[(turn += 5) % rules.size()].plain};
+        SCOPED_TRACE(option.name + ", " + name_of(type));
+        std::vector<double> expected;
+        for (const bool logits : {false, true}) {
+          for (const bool packs : {false, true}) {
+            Devices devices(p, type, {0, 270, 270, 300});
+            std::vector<PackedShard> packed(devices.size());
+            for (std::size_t s = 0; packs && s < devices.size(); ++s)
+              devices.device(s).shard.packed = &packed[s];
+            if (logits) devices.keep_logits();
+            std::vector<double> masses;
+            const std::vector<RowScale> rows = scales_of(p, devices, devices.merged_states());
+            const std::vector<double> found = devices.merged_outputs(rows, masses);
+            if (expected.empty()) expected = found;
+            EXPECT_TRUE(same_bits(expected, found));
+            EXPECT_TRUE(same_bits(expected, devices.merged_outputs(rows, masses)));
+          }
+        }
+      }
+    }
+  });
+}
+
+// Neither is looked at again, whichever call came first; with few queries they are.
+TEST(PackedShards, ReplaceKeysAndValues) {
+  for_each_target([] {
+    for (const bool states_first : {true, false}) {
+      Random random(32);
+      oracle::Attention p = draw_problem(random, {1, 2, 1, 20, 41, 5, 3}, DType::f32);
+      p.rules = {rule_cases()[0].plain};
+      Devices devices(p, DType::f32, {0, 20, 41});
+      const std::vector<RowScale> rows = scales_of(p, devices, devices.merged_states());
+      std::vector<double> masses;
+      std::vector<PackedShard> packed(2);
+      for (std::size_t s = 0; s < 2; ++s) devices.device(s).shard.packed = &packed[s];
+      if (states_first) devices.merged_states();
+      const std::vector<double> expected = devices.merged_outputs(rows, masses);
+      for (std::size_t s = 0; s < 2; ++s) {
+        devices.device(s).call.k.fill(kNaN);
+        devices.device(s).call.v.fill(kNaN);
+      }
+      EXPECT_TRUE(same_bits(expected, devices.merged_outputs(rows, masses)));
+    }
+  });
+}
+
+TEST(PackedShards, RefuseOtherArrays) {
+  Random random(33);
+  const oracle::Attention p = draw_problem(random, {1, 2, 1, 20, 41, 5, 3}, DType::f32);
+  Devices devices(p, DType::f32, {0, 20, 41});
+  PackedShard packed;
+  for (std::size_t s = 0; s < 2; ++s) devices.device(s).shard.packed = &packed;
+  try {
+    devices.merged_states();
+    FAIL() << "took the keys of two shards";
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()),
+              "k: not what `packed` holds; must be the same array in all its calls");
+  }
+}
+
 // The keys are not looked at again: here they are gone.
 TEST(ShardLogits, ReplaceTheKeys) {
   for_each_target([] {
