@@ -36,6 +36,7 @@
 #include <whet/view.h>
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 
@@ -189,12 +190,23 @@ WHET_API void shard_backward(ConstView q, ConstView k, ConstView v, ConstView do
                              std::span<const RowSlope> rows, const AttentionGradients& gradients,
                              const AttentionOptions& options = {}, const Execution& execution = {});
 
+// A BetaSearch between two steps, as numbers: for callers that can't keep an object from one exchange to the
+// next, such as programs of XLA.
+struct BetaSearchState {
+  double beta = 1;
+  double low = 1;  // the target lies between these
+  double high = std::numeric_limits<double>::infinity();
+  std::int64_t sweeps = 0;
+  std::int64_t stage = 0;  // 0 before the sums at beta = 1, 1 after them, 2 done
+};
+
 // The search of target_entropy and target_peak for one row whose keys are cut into shards. Its first
 // beta() is 1 and needs all five sums there; later ones don't need w. Ends within 1e-6 of the target
 // or where a beta can't come closer (ties at the maximum: a large one, up to 2^60). A row of NaN: NaN.
 class WHET_API BetaSearch {
  public:
-  BetaSearch(const Rule& rule, const RowState& merged);  // Error unless rule.needs_search()
+  BetaSearch(const Rule& rule, const RowState& merged);        // Error unless rule.needs_search()
+  BetaSearch(const Rule& rule, const BetaSearchState& state);  // goes on from there, with the same bits
   BetaSearch(BetaSearch&& other) noexcept;
   BetaSearch& operator=(BetaSearch&& other) noexcept;
   ~BetaSearch();
@@ -202,6 +214,7 @@ class WHET_API BetaSearch {
   bool done() const;
   double beta() const;               // at which absorb() takes the next sums; once done, the result
   void absorb(const RowSums& sums);  // the sums of all shards at beta()
+  BetaSearchState state() const;
 
  private:
   struct Search;

@@ -160,6 +160,10 @@ void merge_row(const Merge& merge, std::size_t row, std::int64_t batch, std::int
   store(sums, merge.out.dtype, merge.out.strides[3], merge.out.at(batch, head, query));
 }
 
+void check_searches(const Rule& rule) {
+  if (!rule.needs_search()) fail("rule", "is " + rule.name() + ", must be target-entropy or target-peak");
+}
+
 }  // namespace
 
 RowSums add(const RowSums& a, const RowSums& b) {
@@ -211,10 +215,19 @@ struct BetaSearch::Search {
 };
 
 BetaSearch::BetaSearch(const Rule& rule, const RowState& merged) {
-  if (!rule.needs_search()) fail("rule", "is " + rule.name() + ", must be target-entropy or target-peak");
+  check_searches(rule);
   const bool broken = merged.count > 0 && std::isnan(merged.z);
   search_ = std::make_unique<Search>(
       Search{.rule = rule, .done = merged.count <= 1 || broken, .beta = broken ? merged.z : 1});
+}
+
+BetaSearch::BetaSearch(const Rule& rule, const BetaSearchState& state) {
+  check_searches(rule);
+  search_ = std::make_unique<Search>(Search{.rule = rule, .done = state.stage == 2, .beta = state.beta});
+  if (state.stage != 1) return;
+  const core::TargetSearch::Progress progress{state.beta, state.low, state.high,
+                                              static_cast<int>(state.sweeps)};
+  search_->steps.emplace(rule, progress, kTolerance, kResolution);
 }
 
 BetaSearch::BetaSearch(BetaSearch&& other) noexcept = default;
@@ -224,6 +237,13 @@ BetaSearch::~BetaSearch() = default;
 bool BetaSearch::done() const { return search_->done; }
 
 double BetaSearch::beta() const { return search_->beta; }
+
+BetaSearchState BetaSearch::state() const {
+  const Search& s = *search_;
+  if (s.done || !s.steps) return {.beta = s.beta, .stage = s.done ? 2 : 0};
+  const core::TargetSearch::Progress progress = s.steps->progress();
+  return {.beta = s.beta, .low = progress.low, .high = progress.high, .sweeps = progress.sweeps, .stage = 1};
+}
 
 void BetaSearch::absorb(const RowSums& sums) {
   Search& s = *search_;

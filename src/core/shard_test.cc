@@ -153,6 +153,28 @@ TEST(BetaSearch, MovesWithItsProgress) {
   EXPECT_EQ(third.beta(), beta);
 }
 
+// With the same bits, from every step of searches that meet their target, can't, or needn't begin.
+TEST(BetaSearch, GoesOnFromItsState) {
+  for (const std::vector<double>& y : {random_row(50, 1), random_row(50, 1e-6), {0, -1e-3, 0, -1e-3}, {0}}) {
+    for (const Rule& rule : {Rule::target_entropy(0.2), Rule::target_peak(0.9)}) {
+      BetaSearch whole(rule, state_of(y));
+      BetaSearchState state = whole.state();
+      for (int step = 0; !whole.done() && step < 100; ++step) {
+        BetaSearch part(rule, state);
+        EXPECT_FALSE(part.done());
+        EXPECT_EQ(part.beta(), whole.beta());
+        const RowSums sums = sums_at(y, whole.beta());
+        whole.absorb(sums);
+        part.absorb(sums);
+        state = part.state();
+      }
+      const BetaSearch last(rule, state);
+      EXPECT_TRUE(last.done());
+      EXPECT_EQ(last.beta(), whole.beta());
+    }
+  }
+}
+
 TEST(BetaSearch, RefusesRulesThatNeedNoSearch) {
   for (const Rule& rule : {Rule::none(), Rule::paper(), Rule::ssmax(0.5)}) {
     try {

@@ -21,11 +21,22 @@ double halley(double g, double g1, double g2) {
 
 }  // namespace
 
-TargetSearch::TargetSearch(const Rule& rule, const Sums& at_one, double tolerance, double resolution)
+TargetSearch::TargetSearch(const Rule& rule, double tolerance, double resolution)
     : entropy_(rule.kind() == Rule::Kind::target_entropy),
       goal_(entropy_ ? rule.parameter() : -std::log(rule.parameter())),
       tolerance_(tolerance),
-      resolution_(resolution) {
+      resolution_(resolution) {}
+
+TargetSearch::TargetSearch(const Rule& rule, const Progress& progress, double tolerance, double resolution)
+    : TargetSearch(rule, tolerance, resolution) {
+  proposal_ = progress.proposal;
+  low_ = progress.low;
+  high_ = progress.high;
+  sweeps_ = progress.sweeps;
+}
+
+TargetSearch::TargetSearch(const Rule& rule, const Sums& at_one, double tolerance, double resolution)
+    : TargetSearch(rule, tolerance, resolution) {
   const double f = value(1, at_one);
   if (f <= goal_) {
     done_ = true;  // sharp enough as it is

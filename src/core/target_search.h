@@ -24,9 +24,17 @@ namespace whet::core {
 
 class TargetSearch {
  public:
+  // A search that isn't done, between two steps.
+  struct Progress {
+    double proposal, low, high;
+    int sweeps;
+  };
+
   // `at_one` holds the row's sums at beta = 1, all five. `tolerance` bounds |f - goal|;
   // `resolution` is the relative step of beta that still changes a weight.
   TargetSearch(const Rule& rule, const Sums& at_one, double tolerance, double resolution);
+  // Goes on from there; distance() is known after the next step.
+  TargetSearch(const Rule& rule, const Progress& progress, double tolerance, double resolution);
 
   // True once the last sums meet the goal, or can't come closer.
   bool done() const { return done_; }
@@ -36,11 +44,14 @@ class TargetSearch {
   // True while no beta tried was sharp enough: the goal may be out of reach.
   bool unbounded() const { return std::isinf(high_); }
   int sweeps() const { return sweeps_; }
+  Progress progress() const { return {proposal_, low_, high_, sweeps_}; }
 
   // Takes z, t, u, v at `beta`, which should be proposal() up to rounding.
   void absorb(double beta, const Sums& sums);
 
  private:
+  TargetSearch(const Rule& rule, double tolerance, double resolution);
+
   // g = ln f - ln goal and its derivatives in ln beta.
   struct Point {
     double g, g1, g2, g3;
