@@ -71,9 +71,9 @@ void reproduce(const Arguments& arguments) {
   options.cache = true;
   const lab::Rank rank = join_ranks();
   const lab::ProgressListener bars = progress_bars(rank);
+  const auto own = share_of(lab::seed_trainings(arguments.folder, recipe, arguments.seeds), rank);
   if (rank.size > 1) {
     const auto work = [&] {
-      const auto own = share_of(lab::seed_trainings(arguments.folder, recipe, arguments.seeds), rank);
       if (own.empty()) return;
       lab::evaluate_heads(lab::train_runs(own, options.threads, bars), options, rank.rank == 0, bars);
     };

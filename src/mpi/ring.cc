@@ -8,12 +8,12 @@ namespace {
 constexpr int kKeysTag = 1, kValuesTag = 2, kKeySumsTag = 3, kValueSumsTag = 4;
 
 // Elements of a message as MPI counts them: whole rows, so that the count fits an int.
-struct Rows {
+struct MessageSize {
   int count;
   int bytes;  // of one
 };
 
-Rows rows_of(const ConstView& view) {
+MessageSize size_of(const ConstView& view) {
   const std::int64_t size = view.sizes[view.sizes.size() - 1];
   return {static_cast<int>(size == 0 ? 0 : count_of(view.sizes) / size),
           static_cast<int>(size * static_cast<std::int64_t>(bytes_of(view.dtype)))};
@@ -21,11 +21,11 @@ Rows rows_of(const ConstView& view) {
 
 template <typename Send>
 void with_row_type(const ConstView& view, const Send& send) {
-  const Rows rows = rows_of(view);
+  const MessageSize size = size_of(view);
   MPI_Datatype type = MPI_DATATYPE_NULL;
-  check(MPI_Type_contiguous(rows.bytes, MPI_BYTE, &type), "MPI_Type_contiguous");
+  check(MPI_Type_contiguous(size.bytes, MPI_BYTE, &type), "MPI_Type_contiguous");
   check(MPI_Type_commit(&type), "MPI_Type_commit");
-  send(rows.count, type);
+  send(size.count, type);
   MPI_Type_free(&type);  // once no message uses it any more
 }
 
