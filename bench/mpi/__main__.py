@@ -28,9 +28,9 @@ def main() -> int:
     parser.add_argument("--keys", type=int, default=16384)
     options = parser.parse_args()
     found = [line for ranks in RANKS for line in _measure(options.build, ranks, options.keys)]
-    print(f"# Attention on MPI ranks\n\n{HEADS} heads of {SIZE}, {options.keys:,} keys and as many queries (decoding: one query of "
-          f"32 heads; weak: {options.keys // 4:,} queries, and as many keys per rank), float32, a thread per rank, "
-          f"{len(os.sched_getaffinity(0))} processors\n")
+    print(f"# Attention on MPI ranks\n\n{HEADS} heads of {SIZE}, {options.keys:,} keys and as many queries (decoding: "
+          f"one query of 32 heads; weak: {options.keys // 4:,} queries, and as many keys per rank), float32, a thread per "
+          f"rank, {len(os.sched_getaffinity(0))} processors\n")
     print(_times(found))
     print()
     print(_predictions(options.build, found, options.keys))
@@ -76,12 +76,14 @@ def _predictions(build: Path, found: list[dict[str, Any]], keys: int) -> str:
     rows = []
     for rule, kind in (("none", "none"), ("paper", "state")):
         for scheme in ("in place", "ring"):
-            predicted = next(line["seconds"] for line in scale["forward"] if line["scheme"] == scheme and line["rule"] == kind)
+            predicted = next(line["seconds"] for line in scale["forward"]
+                             if (line["scheme"], line["rule"]) == (scheme, kind))
             measured = _seconds(found, case="forward", rule=rule, scheme=scheme, ranks=2)
             rows.append((f"forward, {scheme}, {rule}", f"{predicted * 1e3:.1f}", f"{measured * 1e3:.1f}",
                          f"{measured / predicted:.2f}"))
     return (f"`whet scale` for two ranks, with {flops / 1e9:.0f} Gflop/s of one process, {bandwidth / 1e9:.2f} GB/s and "
-            f"{latency * 1e6:.2f} µs per message:\n\n" + table(("ms", "predicted", "measured", "measured / predicted"), rows))
+            f"{latency * 1e6:.2f} µs per message:\n\n"
+            + table(("ms", "predicted", "measured", "measured / predicted"), rows))
 
 
 if __name__ == "__main__":

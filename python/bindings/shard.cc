@@ -26,6 +26,7 @@ constexpr Option<A> kShard[] = {
     {"first_query", [](A& a, nb::handle v, const char* n) { a.shard.first_query = integer_of(v, n); }},
     {"all_queries", [](A& a, nb::handle v, const char* n) { a.shard.all_queries = integer_of(v, n); }},
     {"logits", [](A& a, nb::handle v, const char* n) { a.shard.logits = written_view_of(v, n); }},
+    {"packed", [](A& a, nb::handle v, const char*) { a.shard.packed = nb::cast<whet::PackedShard*>(v); }},
 };
 
 A arguments_of(const nb::kwargs& given, AttentionTable more = {}) {
@@ -60,6 +61,19 @@ void shard_attention(nb::handle q, nb::handle k, nb::handle v, nb::handle rows, 
   const A a = arguments_of(given);
   const nb::gil_scoped_release released;
   whet::shard_attention(queries, keys, values, a.shard, scales, to, masses, a.options, a.execution);
+}
+
+void shard_partial_attention(nb::handle q, nb::handle k, nb::handle v, nb::handle betas, nb::handle out,
+                             nb::handle states, nb::handle mass, const nb::kwargs& given) {
+  const whet::ConstView queries = view_of(q, "q"), keys = view_of(k, "k"), values = view_of(v, "v");
+  const auto known = span_of<const double>(betas, "betas");
+  const whet::View to = written_view_of(out, "out");
+  const auto found = span_of<whet::RowState, std::int64_t>(states, "states");
+  const auto masses = span_of<double>(mass, "mass");
+  const A a = arguments_of(given);
+  const nb::gil_scoped_release released;
+  whet::shard_partial_attention(queries, keys, values, a.shard, known, to, found, masses, a.options,
+                                a.execution);
 }
 
 void shard_gradient_sums(nb::handle q, nb::handle k, nb::handle v, nb::handle dout, nb::handle rows,
@@ -164,6 +178,8 @@ void add_shards(nb::module_& module) {
   module.def("shard_sums", &shard_sums, arg("q"), arg("k"), arg("rows"), arg("out"), options);
   module.def("shard_attention", &shard_attention, arg("q"), arg("k"), arg("v"), arg("rows"), arg("out"),
              arg("mass"), options);
+  module.def("shard_partial_attention", &shard_partial_attention, arg("q"), arg("k"), arg("v"), arg("betas"),
+             arg("out"), arg("states"), arg("mass"), options);
   module.def("shard_gradient_sums", &shard_gradient_sums, arg("q"), arg("k"), arg("v"), arg("dout"),
              arg("rows"), arg("out"), options);
   module.def("shard_backward", &shard_backward, arg("q"), arg("k"), arg("v"), arg("dout"), arg("rows"),
@@ -171,6 +187,7 @@ void add_shards(nb::module_& module) {
   module.def("betas_move", &betas_move, arg("betas"), arg("rule"), nb::arg("hold_beta"));
   module.def("row_slopes", &row_slopes, arg("states"), arg("rows"), arg("mass"), arg("sums"), arg("out"),
              arg("rule"), nb::arg("hold_beta"));
+  nb::class_<whet::PackedShard>(module, "PackedShard").def(nb::init<>());
   nb::class_<BetaSearches>(module, "BetaSearches")
       .def(nb::init<nb::handle, nb::handle>(), arg("rule"), arg("states"))
       .def("betas", &BetaSearches::betas, arg("out"))

@@ -54,9 +54,10 @@ class ShardOptions(TypedDict, total=False):
     """What the functions of a shard take by name; all but first_key and all_keys have defaults.
 
     The keys of the shard are [first_key, first_key + M) of all_keys. The queries of a call may be a part, too:
-    [first_query, first_query + N) of all_queries (default: those of query), for whom is_causal, window, align and dropout are as
-    in a call with all. ``logits``, (B, H, N, M) of the type of the arithmetic (float64 for float64, else float32), is where
-    `states` leaves the logits for `sums` and `attention`, which compute them again without. The others are whet.attention's.
+    [first_query, first_query + N) of all_queries (default: those of query), for whom is_causal, window, align and
+    dropout are as in a call with all. ``logits``, (B, H, N, M) of the type of the arithmetic (float64 for float64, else
+    float32), is where `states` leaves the logits for `sums` and `attention`, which compute them again without. The
+    others are whet.attention's.
     """
 
     first_key: int
@@ -97,8 +98,8 @@ def states(query: Any, key: Any, **options: Unpack[ShardOptions]) -> np.ndarray:
     """The states of all rows over the keys of this shard.
 
     Args:
-        query, key: (B, H, N, D) of all shards alike, and (B, K, M, D) of this one; M may be 0. Both without batch (3 axes) or
-            without batch and heads (2 axes) too.
+        query, key: (B, H, N, D) of all shards alike, and (B, K, M, D) of this one; M may be 0. Both without batch (3 axes)
+            or without batch and heads (2 axes) too.
         options: see ShardOptions.
 
     Returns:
@@ -347,10 +348,10 @@ def slopes(states: np.ndarray, rows: np.ndarray, mass: np.ndarray, sums: np.ndar
     hold_beta = flag(hold_beta, "hold_beta")
     out = np.empty((*merged.shape, _SLOPE))
     for heads, name in _by_rule(rule, merged.shape):
-        own = [np.ascontiguousarray(given[heads]) for given in (weighed, masses, added)]
-        part = np.empty((*own[1].shape, _SLOPE))
-        _core.row_slopes(_numbers(np.ascontiguousarray(merged[heads])), *(given.reshape(-1) for given in own),
-                         part.reshape(-1), name, hold_beta)
+        one, two, three = (np.ascontiguousarray(given[heads]).reshape(-1) for given in (weighed, masses, added))
+        part = np.empty((*masses[heads].shape, _SLOPE))
+        _core.row_slopes(_numbers(np.ascontiguousarray(merged[heads])), one, two, three, part.reshape(-1), name,
+                         hold_beta)
         out[heads] = part
     return out
 

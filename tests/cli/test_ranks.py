@@ -62,7 +62,7 @@ def test_any_number_of_ranks_writes_the_same_files(alone, here, ranks):
 @pytest.mark.skipif(MPIRUN is None, reason="needs mpirun")
 def test_mpirun_does(alone, here):
     process = start(mpirun(3, "reproduce", "it", *SMALL))
-    out, err = process.communicate(timeout=300)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     assert content(here / "it") == alone
 

@@ -2,6 +2,7 @@
 
 import doctest
 from functools import reduce
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -26,7 +27,7 @@ class Problem:
         """Output and gradients of shards, as a caller with a transport of their own finds them."""
         q, g, m = self.q, self.g, self.k.shape[2]
         every = []
-        for first, end in zip(cuts, cuts[1:]):
+        for first, end in pairwise(cuts):
             own = {name: given[..., first:end] if name in ("mask", "bias") and given.shape[-1] > 1 else given
                    for name, given in options.items()}
             logits = np.empty((*q.shape[:3], end - first), np.float32) if keep_logits else None

@@ -109,7 +109,7 @@ class Sharpening:
 
 
 class Cache(NamedTuple):
-    """Keys and values of the tokens so far: (B, H, T, D) per layer, of which each sequence has `lengths`; and their lines."""
+    """Keys and values of the tokens so far: (B, H, T, D) per layer, of which each sequence has `lengths`; their lines."""
 
     keys: list[Tensor]
     values: list[Tensor]
@@ -201,9 +201,11 @@ class Decoder(nn.Module):
     def _lines(self, tokens: Tensor, cache: Cache | None, start: Tensor | None) -> Tensor:
         """How many breaks there are up to each token, itself included."""
         lines = torch.stack([tokens == one for one in self.shape.breaks]).any(0).cumsum(1)
-        if cache is not None and start is None:
+        if cache is None:
+            return lines
+        if start is None:
             cache.lines[:, :lines.shape[1]] = lines
-        elif cache is not None:
+        else:
             row = torch.arange(len(lines))
             lines += cache.lines[row, start - 1][:, None]
             cache.lines[row, start] = lines[:, 0]

@@ -10,6 +10,7 @@ ever stored. Works on any backend that gathers and reduces tensors on the CPU, s
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -30,6 +31,8 @@ _NAMES = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask", "bias": "
 _STATE, _SCALE, _WEIGHED, _SUMS, _SLOPE = 6, 2, 3, 5, 10  # numbers of a record
 _MAX, _Z, _T = 2, 3, 4  # places in a state
 _FEW = 16  # rows that share their keys, up to which nothing is packed
+_GATHERED = 8192  # numbers that are gathered rather than reduced: one exchange less
+_CACHED, _LEAST_BLOCK = 16 << 20, 32  # bytes of logits that stay in a cache; queries that pay for an exchange
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
@@ -147,11 +150,64 @@ class _Sides(NamedTuple):
 
 
 def _forward(run: _Run, query: Tensor, key: Tensor, value: Tensor, sides: _Sides) -> tuple[_Row, Tensor]:
-    """The rows, and the sums of weighted values of all processes, not normalised.
+    """The rows, and the sums of weighted values of all processes, not normalised."""
+    betas = _known_betas(run.settings["rule"], query)
+    if betas is None:
+        return _forward_in_two(run, query, key, value, sides)
+    return _forward_in_one(run, query, key, value, sides, betas)
 
-    Where a rule searches, queries are taken in blocks whose logits are kept from one exchange to the next; with few queries,
-    always. With one exchange computing them twice is quicker than keys that are packed once more for every block.
-    """
+
+def _known_betas(rules: Sequence[str], query: Tensor) -> Tensor | None:
+    """Where no state decides beta: that of every row."""
+    known = []
+    for rule in rules:
+        name, _, parameter = rule.partition(":")
+        if name not in ("none", "fixed"):
+            return None
+        known.append(float(parameter or 1))
+    return torch.tensor(known, dtype=torch.float64)[:, None].expand(query.shape[:3]).contiguous()
+
+
+def _forward_in_one(run: _Run, query: Tensor, key: Tensor, value: Tensor, sides: _Sides,
+                    betas: Tensor) -> tuple[_Row, Tensor]:
+    """One pass over the keys, measured from the maximum of each process, and one exchange; two with many rows, of which
+    sums are reduced rather than gathered."""
+    rows, size, arithmetic = query.shape[:3], value.shape[3], _arithmetic(query)
+    states, masses = torch.empty((*rows, _STATE), dtype=torch.int64), torch.empty(rows, dtype=torch.float64)
+    out = torch.empty((*rows, size), dtype=arithmetic)
+    q, k, v = (by_address(tensor) for tensor in (query, key, value))
+    call(_core.shard_partial_attention, _NAMES, q, k, v, by_address(betas), by_address(out), by_address(states),
+         by_address(masses), **_shared(run), **sides.addresses())
+    gathers = masses.numel() * (size + 7) <= _GATHERED
+    own = states.view(torch.float64)
+    everyone = _all(torch.cat([own, masses[..., None], out.to(torch.float64)], -1) if gathers else own, run.group)
+    found = [one[..., :_STATE].contiguous().view(torch.int64) for one in everyone]
+    merged = found[0].clone()
+    for other in found[1:]:
+        _core.merge(by_address(merged), by_address(other), by_address(merged))
+    top = merged.view(torch.float64)[..., _MAX]
+
+    def factor(states: Tensor) -> Tensor:
+        own = states.view(torch.float64)[..., _MAX]
+        largest = (own == top).to(torch.float64)
+        if run.settings["normalizer"] == "hard":
+            return largest
+        return torch.where((own == top) | (own == -math.inf), largest, (betas * (own - top)).exp())
+
+    if gathers:
+        sums = torch.stack([one[..., _STATE:] * factor(states)[..., None] for one, states in zip(everyone, found)]).sum(0)
+        mass, total = sums[..., 0].contiguous(), sums[..., 1:].to(arithmetic)
+    else:
+        sums = torch.cat([out, masses[..., None].to(arithmetic)], -1) * factor(states)[..., None].to(arithmetic)
+        dist.all_reduce(sums, group=run.group)
+        mass, total = sums[..., size].to(torch.float64).contiguous(), sums[..., :size]
+    means = (merged.view(torch.float64)[..., _T] / merged.view(torch.float64)[..., _Z]).nan_to_num()
+    return _Row(merged, torch.stack([top, betas, means], -1), mass), total
+
+
+def _forward_in_two(run: _Run, query: Tensor, key: Tensor, value: Tensor, sides: _Sides) -> tuple[_Row, Tensor]:
+    """States first, then weights. Queries are taken in blocks whose logits are kept from one exchange to the next, and keys
+    are packed once for all of them."""
     rows, arithmetic = query.shape[:3], _arithmetic(query)
     states = torch.empty((*rows, _STATE), dtype=torch.int64)
     weighed = torch.empty((*rows, _WEIGHED), dtype=torch.float64)
@@ -159,10 +215,11 @@ def _forward(run: _Run, query: Tensor, key: Tensor, value: Tensor, sides: _Sides
     sums = torch.empty((*rows, size + 1), dtype=arithmetic)  # the last is the mass
     step = _block(run, query, key.shape[1])
     logits = torch.empty((*rows[:2], min(step, rows[2]), key.shape[2]), dtype=arithmetic) if step > 0 else None
+    packed = _core.PackedShard()
     for begin in range(0, rows[2], step or rows[2]):
         block = slice(begin, begin + (step or rows[2]))
         own, beside = query[:, :, block], sides.of(block)
-        options = {**_shared(run), **beside.addresses(), "first_query": begin, "all_queries": rows[2]}
+        options = {**_shared(run), **beside.addresses(), "first_query": begin, "all_queries": rows[2], "packed": packed}
         if logits is not None:
             kept = logits[:, :, :own.shape[2]]
             options |= by_addresses(logits=kept)
@@ -183,13 +240,15 @@ def _forward(run: _Run, query: Tensor, key: Tensor, value: Tensor, sides: _Sides
 
 
 def _block(run: _Run, query: Tensor, key_heads: int) -> int:
-    """Queries whose logits are kept; 0 if there is no room for those of one, or no need."""
+    """Queries whose logits are kept: as many as may be for a rule that searches, else so many that they stay in a cache.
+    0 if those are too few to pay for an exchange: then products are computed again."""
     batch, heads, queries, _ = query.shape
+    one = max(1, batch * heads * max(run.shard.keys) * _arithmetic(query).itemsize)
     few = queries * (heads // max(1, key_heads)) <= _FEW
-    if not few and not any(_searches(rule) for rule in run.settings["rule"]):
-        return 0
-    one = batch * heads * max(run.shard.keys) * _arithmetic(query).itemsize
-    return min(queries, run.keep_logits // max(1, one))
+    if few or any(_searches(rule) for rule in run.settings["rule"]):
+        return min(queries, run.keep_logits // one)
+    fitting = min(run.keep_logits, _CACHED) // one
+    return min(queries, fitting) if fitting >= _LEAST_BLOCK else 0
 
 
 def _betas(run: _Run, merged: Tensor, q: Any, k: Any, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
