@@ -19,6 +19,7 @@ namespace whet::lab {
 namespace {
 
 constexpr std::chrono::milliseconds kBeat{500};
+constexpr int kLastBeats = 10;  // in which one that fails at once waits to hear of the session
 
 const char* variable(const char* name) {
   const char* value = std::getenv(name);
@@ -157,11 +158,20 @@ void RankSession::watch() {
       const std::lock_guard lock(mutex_);
       last = ended_;
     }
+    if (last) await_session();
     beat();
     if (last) return;
     rank_.rank == 0 ? look_at_all() : look_at_first();
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, kBeat, [&] { return ended_; });
+  }
+}
+
+// Rank 0 hears only what is said of its own session.
+void RankSession::await_session() {
+  for (int i = 0; session_ == "none" && i < kLastBeats; ++i) {
+    std::this_thread::sleep_for(kBeat);
+    if (look(0)) session_ = parse(seen_.front().text).session;
   }
 }
 

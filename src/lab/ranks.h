@@ -61,6 +61,7 @@ class RankSession {
   std::string path(int rank) const;
   void beat();
   void watch();          // until ended_
+  void await_session();  // a few seconds, if it isn't known yet
   void look_at_all();    // rank 0
   void look_at_first();  // others
   bool look(int rank);   // whether its file has changed
