@@ -36,8 +36,9 @@ namespace whet::mpi {
 
 struct Ranks {
   MPI_Comm comm = MPI_COMM_WORLD;  // the first call copies it; the copy lives as long as it does
-  // Bytes per rank in which logits may stay from one exchange to the next, so that q k isn't computed again:
-  // those of all queries if they fit; else, where a rule searches its beta, those of some queries at a time.
+  // Bytes per rank in which the logits of a rule that searches its beta, or of few queries, may stay from one
+  // exchange to the next: those of all queries if they fit; else, where keys stay in place, those of some
+  // queries at a time. What isn't kept is computed again.
   std::size_t keep_logits = std::size_t{256} << 20;
 };
 
@@ -75,9 +76,8 @@ WHET_API void attention_backward(ConstView q, ConstView k, ConstView v, ConstVie
 // this rank and the keys of all; lengths are one per batch entry. No rank needs memory for more than its own
 // queries and the keys of two ranks.
 //
-// Keys go round once with rules none and fixed; with a rule of the state once more, without values, unless
-// the logits of all queries are kept; with a rule that searches once more for each step, unless they are
-// kept.
+// Keys go round once with rules none and fixed; with others once more, without values; with a rule that
+// searches once more for each step, unless the logits of all queries are kept.
 WHET_API void ring_attention(ConstView q, ConstView k, ConstView v, View out,
                              const AttentionOptions& options = {}, const Ranks& ranks = {},
                              Rows* rows = nullptr, const Execution& execution = {});

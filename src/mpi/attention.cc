@@ -3,9 +3,10 @@
 //     rules none and fixed    one pass, one exchange of (state, mass, partial output)
 //     others                  states; exchange; beta (searches: an exchange per step); weights; exchange
 //
-// The second pass computes q k again unless its logits fit into Ranks::keep_logits. Where a rule searches and
-// they don't, queries go in blocks whose logits do: every block packs the keys again, but each step of the
-// search would cost all products.
+// The second pass computes q k again: to write and read logits takes no less time, and memory. Where a rule
+// searches they are kept, if they fit into Ranks::keep_logits, else those of a block of queries at a time:
+// every block packs the keys again, but each step of the search would cost all products. Few rows keep them
+// too, since products would read all keys again.
 #include <whet/error.h>
 #include <whet/mpi.h>
 
@@ -198,7 +199,6 @@ void place(const Rows& part, const Problem& problem, std::int64_t first, std::in
 // of few queries would take the path of decoding, whose products round otherwise than those of a backward of
 // all, which compares them with the maximum; so there are none.
 std::int64_t blocks_that_fit(const Call& call) {
-  constexpr std::int64_t kFewRows = 16;
   const Problem& p = call.problem;
   const auto one =
       static_cast<std::size_t>(p.q.sizes[0] * p.heads() * call.most_keys) * bytes_of(p.arithmetic());
@@ -228,10 +228,10 @@ Rows forward_in_blocks(const Call& call, std::int64_t blocks) {
 Rows forward(const Call& call) {
   const Problem& p = call.problem;
   if (p.knows_betas()) return forward_in_one_pass(call);
-  const std::int64_t blocks = blocks_that_fit(call);
+  const std::int64_t blocks = p.keeps_logits() ? blocks_that_fit(call) : 0;
   const bool per_row = p.options.lengths.size() > static_cast<std::size_t>(p.q.sizes[0]);
   if (blocks == 1) return forward_in_passes(call, true);
-  if (blocks == 0 || per_row || !p.searches()) return forward_in_passes(call, false);
+  if (blocks == 0 || per_row) return forward_in_passes(call, false);
   return forward_in_blocks(call, blocks);
 }
 

@@ -111,6 +111,7 @@ Cuts agreed_cuts(const Group& group, const Problem& p, const Fields& fields, con
 }
 
 bool keeps_logits(const Problem& p, const Cuts& cuts, std::size_t budget) {
+  if (!p.searches()) return false;
   const auto all = static_cast<double>(p.q.sizes[0] * p.heads()) *
                    static_cast<double>(cuts.queries.largest()) * static_cast<double>(cuts.keys.all()) *
                    static_cast<double>(bytes_of(p.arithmetic()));

@@ -58,6 +58,8 @@ bool Problem::knows_betas() const {
   return options.head_rules.empty() ? known(options.rule) : std::ranges::all_of(options.head_rules, known);
 }
 
+bool Problem::keeps_logits() const { return searches() || queries() * (heads() / k.sizes[1]) <= kFewRows; }
+
 bool Problem::searches() const {
   if (is_hard()) return false;
   const auto searching = [](const Rule& rule) { return rule.needs_search(); };

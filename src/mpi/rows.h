@@ -16,6 +16,8 @@
 
 namespace whet::mpi {
 
+inline constexpr std::int64_t kFewRows = 16;  // with the same keys, which attention reads where they lie
+
 // The problem as this rank has it.
 struct Problem {
   ConstView q, k, v;
@@ -34,6 +36,7 @@ struct Problem {
   const Rule& rule(std::int64_t row) const;
   bool knows_betas() const;  // before any state: none and fixed
   bool searches() const;
+  bool keeps_logits() const;  // from one pass to the next, if there is room
 
   // Queries [first, first + count) of it.
   Problem of_queries(std::int64_t first, std::int64_t count) const;

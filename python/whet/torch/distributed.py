@@ -32,7 +32,6 @@ _STATE, _SCALE, _WEIGHED, _SUMS, _SLOPE = 6, 2, 3, 5, 10  # numbers of a record
 _MAX, _Z, _T = 2, 3, 4  # places in a state
 _FEW = 16  # rows that share their keys, up to which nothing is packed
 _GATHERED = 8192  # numbers that are gathered rather than reduced: one exchange less
-_CACHED, _LEAST_BLOCK = 16 << 20, 32  # bytes of logits that stay in a cache; queries that pay for an exchange
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False,
@@ -151,18 +150,18 @@ class _Sides(NamedTuple):
 
 def _forward(run: _Run, query: Tensor, key: Tensor, value: Tensor, sides: _Sides) -> tuple[_Row, Tensor]:
     """The rows, and the sums of weighted values of all processes, not normalised."""
-    betas = _known_betas(run.settings["rule"], query)
+    betas = _known_betas(run.settings["rule"], query, sides.sinks is not None)
     if betas is None:
         return _forward_in_two(run, query, key, value, sides)
     return _forward_in_one(run, query, key, value, sides, betas)
 
 
-def _known_betas(rules: Sequence[str], query: Tensor) -> Tensor | None:
-    """Where no state decides beta: that of every row."""
+def _known_betas(rules: Sequence[str], query: Tensor, sinks: bool) -> Tensor | None:
+    """Where no state decides beta: that of every row. With one key, fixed is 1: nobody sees that but a sink."""
     known = []
     for rule in rules:
         name, _, parameter = rule.partition(":")
-        if name not in ("none", "fixed"):
+        if name != "none" and (name != "fixed" or sinks):
             return None
         known.append(float(parameter or 1))
     return torch.tensor(known, dtype=torch.float64)[:, None].expand(query.shape[:3]).contiguous()
@@ -206,8 +205,8 @@ def _forward_in_one(run: _Run, query: Tensor, key: Tensor, value: Tensor, sides:
 
 
 def _forward_in_two(run: _Run, query: Tensor, key: Tensor, value: Tensor, sides: _Sides) -> tuple[_Row, Tensor]:
-    """States first, then weights. Queries are taken in blocks whose logits are kept from one exchange to the next, and keys
-    are packed once for all of them."""
+    """States first, then weights. Where logits are kept from one exchange to the next, queries are taken in blocks; keys are
+    packed once for all of them."""
     rows, arithmetic = query.shape[:3], _arithmetic(query)
     states = torch.empty((*rows, _STATE), dtype=torch.int64)
     weighed = torch.empty((*rows, _WEIGHED), dtype=torch.float64)
@@ -240,15 +239,13 @@ def _forward_in_two(run: _Run, query: Tensor, key: Tensor, value: Tensor, sides:
 
 
 def _block(run: _Run, query: Tensor, key_heads: int) -> int:
-    """Queries whose logits are kept: as many as may be for a rule that searches, else so many that they stay in a cache.
-    0 if those are too few to pay for an exchange: then products are computed again."""
+    """Queries whose logits are kept; 0: none, and products are computed again, which takes no longer than to write and read
+    them. Rules that search would compute them in every step, and few queries would read all keys again."""
     batch, heads, queries, _ = query.shape
-    one = max(1, batch * heads * max(run.shard.keys) * _arithmetic(query).itemsize)
     few = queries * (heads // max(1, key_heads)) <= _FEW
-    if few or any(_searches(rule) for rule in run.settings["rule"]):
-        return min(queries, run.keep_logits // one)
-    fitting = min(run.keep_logits, _CACHED) // one
-    return min(queries, fitting) if fitting >= _LEAST_BLOCK else 0
+    if not few and not any(_searches(rule) for rule in run.settings["rule"]):
+        return 0
+    return min(queries, run.keep_logits // max(1, batch * heads * max(run.shard.keys) * _arithmetic(query).itemsize))
 
 
 def _betas(run: _Run, merged: Tensor, q: Any, k: Any, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
