@@ -71,6 +71,14 @@ def test_the_headline_is_the_largest_difference_at_an_untrained_size(browser, dr
     assert re.search(rf"\b{better} (is|are) in favour of the other variant and {len(sure) - better} of softmax", browser.texts("header p")[1])
 
 
+def test_the_headline_of_single_runs_says_what_p_is_of(browser, drawn, clrs):
+    says = "Of a single run p is over its problems and says nothing of other seeds."
+    browser.open(drawn(sweep=clrs_results(seeds=1)))
+    assert says in browser.texts("header p")[1]
+    browser.open(drawn(sweep=clrs))
+    assert says not in browser.texts("header p")[1]
+
+
 def test_measure_and_what_is_compared_are_chosen_by_keyboard(browser, drawn, clrs):
     browser.open(drawn(sweep=clrs))
     before = browser.texts("figure h3")[:3]

@@ -11,7 +11,7 @@ from whet.clrs.sweep import remember
 from whet.clrs.training import Recipe
 from whet.probe import program
 
-RECIPE = Recipe(sizes=(4, 5, 6, 7, 8), width=64, heads=2, layers=2, hidden=128, batch=64, steps=1500, warmup=100)
+RECIPE = Recipe(sizes=(4, 5, 6, 7, 8), width=64, heads=2, layers=2, hidden=128, batch=64, steps=2500, warmup=100)
 VARIANTS = (Sharpening(), Sharpening("paper"))
 ADDED = (Sharpening("paper"), Sharpening("log-length:16"))
 SIZES = (4, 6, 8, 10, 12, 16, 24, 32)

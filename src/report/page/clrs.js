@@ -74,7 +74,8 @@ function clrsHeadline(clrs) {
       element("strong", {}, `${points(test.difference)} points`),
       isNumber(test.p) ? `, p = ${pValue(test.p)}` : "",
     ],
-    `${among} ${clrsExtent(clrs)}`,
+    `${among} ${one.runs === 1 && isNumber(test.p) ? "Of a single run p is over its problems and says nothing of other seeds. " : ""}` +
+      clrsExtent(clrs),
   ];
 }
 
