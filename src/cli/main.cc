@@ -107,10 +107,9 @@ constexpr std::pair<std::string_view, std::string_view> kPythonPrograms[] = {
 int unknown_command(const CLI::App& app, const std::string& name) {
   for (const auto& [program, extra] : kPythonPrograms) {
     if (name == program) {
-      return report("whet",
-                    "whet " + name + " is part of the Python package: pip install 'whet[" +
-                        std::string(extra) + "]', and have its whet-" + name + " in PATH.",
-                    kFailure);
+      std::string text = "whet " + name + " is part of the Python package: pip install 'whet[";
+      text.append(extra).append("]', and have its whet-").append(name).append(" in PATH.");
+      return report("whet", text, kFailure);
     }
   }
   std::string closest;

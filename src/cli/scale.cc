@@ -137,7 +137,6 @@ void run(const Arguments& arguments) {
   check("--element-bytes", p.element_bytes, 1);
   check("--flops", p.flops, 1);
   check("--memory", p.memory, 1);
-  check("--steps", p.steps, 0);
   arguments.json ? print_json(p) : print_table(p);
 }
 
@@ -162,7 +161,10 @@ void add_scale(CLI::App& app) {
   number("--element-bytes", p.element_bytes, "Bytes of an element of q, k, v");
   number("--flops", p.flops, "Products of a rank, in flop/s");
   number("--memory", p.memory, "Bytes per second at which a rank reads its keys");
-  number("--steps", p.steps, "Steps of a rule that searches");
+  command->add_option("--steps", p.steps, "Steps of a rule that searches")
+      ->check(CLI::Range(0, 1000))
+      ->type_name("N")
+      ->capture_default_str();
   command->add_flag("--json", arguments->json, "Print JSON, for programs");
   command->footer(
       "Of one layer, for the schemes of whet::mpi: keys in place (every rank has all queries; rows are "

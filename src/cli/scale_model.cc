@@ -57,7 +57,7 @@ Cost in_place_forward(const ScaleProblem& p, RuleKind rule) {
     merge_rows(cost, p, rows_of(p), row.state);
     cost.compute += product(p);
   }
-  for (double step = 0; rule == RuleKind::search && step < p.steps; ++step) {
+  for (int step = 0; rule == RuleKind::search && step < p.steps; ++step) {
     merge_rows(cost, p, rows_of(p), row.sums);
     cost.compute += product(p);
   }
@@ -70,9 +70,9 @@ Cost ring_forward(const ScaleProblem& p, RuleKind rule) {
   Cost cost;
   gather(cost, p, kAgreement);
   cost.time = cost.communication;
-  const double laps_of_keys = rule == RuleKind::known ? 0 : rule == RuleKind::state ? 1 : 1 + p.steps;
-  for (double i = 0; i < laps_of_keys; ++i) lap(cost, p, keys_bytes(p), product(p));
-  for (double i = 0; rule == RuleKind::search && i <= p.steps; ++i) {
+  const int laps_of_keys = rule == RuleKind::known ? 0 : rule == RuleKind::state ? 1 : 1 + p.steps;
+  for (int i = 0; i < laps_of_keys; ++i) lap(cost, p, keys_bytes(p), product(p));
+  for (int i = 0; rule == RuleKind::search && i <= p.steps; ++i) {
     Cost asked;
     gather(asked, p, 4);  // does any rank search on?
     add_messages(cost, p, asked.bytes, asked.messages);

@@ -17,7 +17,7 @@ struct ScaleProblem {
   double element_bytes = 2;  // of q, k, v; partial outputs are f32
   double flops = 1e12;       // per second and rank, in products
   double memory = 100e9;     // bytes per second at which a rank reads keys: decoding
-  double steps = 8;          // of a rule that searches
+  int steps = 8;             // of a rule that searches
 };
 
 enum class Scheme {

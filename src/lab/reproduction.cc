@@ -438,6 +438,7 @@ Study study_of(const Run& run, const StudyOptions& options,
 void evaluate_heads(const std::vector<Run>& runs, const StudyOptions& options, bool first,
                     const ProgressListener& listener) {
   std::vector<bool> cached;
+  cached.reserve(runs.size());
   for (std::size_t i = 0; i < runs.size(); ++i) {
     cached.push_back(cached_head(runs[i], options, first && i == 0).has_value());
   }

@@ -409,3 +409,15 @@ def test_nan_behind_a_mask_has_no_effect(here):
     x[0, 2], x[1, 2] = np.nan, np.inf
     hidden, _ = compute(x, "--mask", "mask.npy")
     assert clean.tobytes() == hidden.tobytes()
+
+
+def test_scale_prints_the_same_as_a_table_and_as_json():
+    line = ["scale", "--tokens", "1e5", "--ranks", 8]
+    found = json.loads(run(*line, "--json").stdout)
+    table = run(*line).stdout
+    assert {case["scheme"] for case in found["forward"]} == {"in place", "ring"}
+    for case in found["forward"]:
+        assert case["seconds"] >= case["compute_seconds"] > 0
+    assert f"{found['merge_error_bound']:.1e}" in table
+    refused(2, "scale", "--ranks", 0, saying="--ranks: is 0, must be finite and at least 1")
+    refused(2, "scale", "--steps", 2000, saying="--steps: Value 2000 not in range 0 to 1000")
