@@ -22,6 +22,7 @@ void add_jax(nb::module_& module) {
     nb::dict handlers;
     add_jax_rows(handlers);
     add_jax_attention(handlers);
+    add_jax_shards(handlers);
     handlers["whet_refuse"] = handler<refuse>();
     return handlers;
   });

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <iterator>
 #include <optional>
+#include <span>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -22,9 +23,10 @@ namespace whet_python {
 // How many axes a batch entry of an array has.
 inline std::size_t own_axes(const Array& array) {
   constexpr std::pair<std::string_view, std::size_t> kNot3[] = {
-      {"query_lengths", 0}, {"key_lengths", 0}, {"sinks", 1},       {"dsinks", 1},       {"query_starts", 1},
-      {"key_starts", 1},    {"column_sums", 2}, {"query_scale", 2}, {"dquery_scale", 2}, {"alpha", 1},
-      {"dalpha", 1},        {"shard", 0},       {"searching", 0},   {"mass", 2},         {"gathered", 4}};
+      {"query_lengths", 0}, {"key_lengths", 0}, {"sinks", 1},       {"dsinks", 1},
+      {"query_starts", 1},  {"key_starts", 1},  {"column_sums", 2}, {"query_scale", 2},
+      {"dquery_scale", 2},  {"alpha", 1},       {"dalpha", 1},      {"shard", 0},
+      {"searching", 0},     {"mass", 2},        {"factor", 2},      {"gathered", 4}};
   for (const auto& [name, axes] : kNot3) {
     if (array.name == name) return axes;
   }
@@ -34,7 +36,7 @@ inline std::size_t own_axes(const Array& array) {
 // Whether an array has one record per row, which entries of a batch can't share.
 inline bool holds_rows(const Array& array) {
   constexpr std::string_view kNames[] = {"saved",    "logits", "states", "rows",
-                                         "searches", "mass",   "slopes", "gathered"};
+                                         "searches", "mass",   "factor", "gathered"};
   return std::ranges::find(kNames, array.name) != std::end(kNames);
 }
 
@@ -129,6 +131,12 @@ class Batch {
   template <typename T>
   T* result(std::string_view name) const {
     return reinterpret_cast<T*>(here(call_.index(name)));
+  }
+
+  // So many records of the current entries, of an operand or a result that must be there.
+  template <typename T>
+  std::span<T> records(std::string_view name, std::size_t count) const {
+    return {result<T>(name), count};
   }
 
   // What one of several devices gathered of an entry's rows.

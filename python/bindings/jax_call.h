@@ -233,6 +233,7 @@ nb::capsule handler() {
 // Each adds the handlers of a file by their names.
 void add_jax_rows(nb::dict& handlers);
 void add_jax_attention(nb::dict& handlers);
+void add_jax_shards(nb::dict& handlers);
 
 }  // namespace whet_python
 

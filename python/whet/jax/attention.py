@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypedDict, Unpack, overload
@@ -18,6 +18,7 @@ from whet.jax._attention_tangent import attention_tangent
 from whet.jax._ffi import (array, call, check_bool, check_broadcasts, check_float, perturbed, saved_type, stats_of,
                            stats_type, varying_alike, with_axes)
 from whet.jax._linear import linear_call
+from whet.jax._shards import check_shards, sharded_attention
 from whet.jax.normalizers import NormalizerLike, name_and_alpha
 from whet.rules import RuleLike
 from whet.rules import rule as rule_of
@@ -39,6 +40,7 @@ class _Keywords(TypedDict, total=False):
     query_scale: Any
     query_starts: Any
     key_starts: Any
+    axis_name: Hashable
 
 
 @overload
@@ -59,7 +61,7 @@ def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = No
               rule: RuleLike | Sequence[RuleLike] = None, normalizer: NormalizerLike = "softmax",
               hold_beta: bool = False, softcap: float | None = 0.0, sinks: Any = None, query_scale: Any = None,
               query_starts: Any = None, key_starts: Any = None, return_stats: bool = False, top_k: int = 0,
-              column_sums: bool = False) -> Any:
+              column_sums: bool = False, axis_name: Hashable = None) -> Any:
     """jax.nn.dot_product_attention with the inverse temperature of each row chosen by a rule.
 
     B batch, T queries, S keys, N query heads, K key heads (N a multiple of K), H and E the sizes of a key and of a
@@ -90,6 +92,10 @@ def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = No
             float32. No gradient flows through them.
         top_k: also return this many heaviest keys of each row, heaviest first.
         column_sums: also return the weight that each key receives, summed over queries.
+        axis_name: within shard_map, an axis of the mesh (or a tuple of several) that the keys are cut along: key, value and
+            the last axis of bias and mask are those of this device, in the order of devices; all else is the same on
+            every device of that axis and counts all keys (is_causal, local_window_size, key_value_seq_lengths), and so
+            is the output. Not with packed sequences or outputs beside the first; normalizers softmax and hard.
 
     Returns:
         The output, (B, T, N, E); then, if asked for, the residual; then, if asked for, the stats; then, with top_k or
@@ -136,6 +142,11 @@ def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = No
         causal=flag(is_causal, "is_causal"), window_left=before, window_right=after,
         hold_beta=flag(hold_beta, "hold_beta"), return_stats=return_stats or return_residual,
         top_k=count(top_k, "top_k"), column_sums=flag(column_sums, "column_sums"))
+    if axis_name is not None:
+        check_shards(axis_name, normalizer_name, return_stats=return_stats, return_residual=return_residual,
+                     top_k=options.top_k, column_sums=options.column_sums, query_starts=query_starts, key_starts=key_starts)
+        out = sharded_attention(options, axis_name, arrays)
+        return out if batched else out[0]
     out, stats, extras = _jitted(options, arrays)
 
     if not batched:
