@@ -57,7 +57,7 @@ def call(target: str, operands: Mapping[str, Any], results: Results, **attribute
 
 def _varying_as(operand: Any, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     """Within shard_map, a result varies over the axes of the mesh that the operands vary over."""
-    axes = _varying(operand)
+    axes = varying(operand)
     if not axes:
         return jax.ShapeDtypeStruct(shape, dtype)
     given = jax.typeof(operand)
@@ -67,7 +67,7 @@ def _varying_as(operand: Any, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDt
     return jax.ShapeDtypeStruct(shape, dtype, sharding=mesh, manual_axis_type=given.manual_axis_type)
 
 
-def _varying(operand: Any) -> frozenset[str]:
+def varying(operand: Any) -> frozenset[str]:
     """The axes of a mesh that an array varies over; before 0.10 JAX had another name for them."""
     given = jax.typeof(operand)
     return given.manual_axis_type.varying if hasattr(given, "manual_axis_type") else given.vma
@@ -82,7 +82,7 @@ def _made_varying(array: jax.Array, axes: tuple[str, ...]) -> jax.Array:
 
 def varying_alike(*arrays: Any) -> list[Any]:
     """Within shard_map, a call wants all its arrays to vary over the same axes of the mesh. None stays None."""
-    axes = [frozenset[str]() if array is None else _varying(array) for array in arrays]
+    axes = [frozenset[str]() if array is None else varying(array) for array in arrays]
     every = frozenset[str]().union(*axes)
     return [array if array is None or have == every else _made_varying(array, tuple(every - have))
             for array, have in zip(arrays, axes)]

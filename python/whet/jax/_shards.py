@@ -6,7 +6,7 @@ may not have: merged in the order of devices they have the same bits everywhere.
 
 `_part` is what one device adds to the output, and has the gradient; the sum over devices around it JAX differentiates. So
 every device is given the gradient to the whole output, and parts of gradients to what devices share are added, in the way
-of whatever gave the axis its name: shard_map with or without check_vma, or vmap.
+of shard_map with check_vma or of shard_map without.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import numpy as np
 from jax.custom_derivatives import SymbolicZero
 
 from whet import _core
-from whet.jax._ffi import call, varying_alike
+from whet.jax._ffi import call, varying, varying_alike
 
 if TYPE_CHECKING:
     from whet.jax.attention import _Arrays, _Options
@@ -33,13 +33,15 @@ _KEPT_LOGITS = 256 << 20  # bytes in which a rule that searches keeps logits fro
 _DIFFERENTIABLE = ("query", "key", "value", "bias", "sinks", "query_scale")
 
 
-def check_shards(axis_name: Hashable, normalizer: str, **refused: Any) -> None:
+def check_shards(axis_name: Hashable, key: jax.Array, normalizer: str, **refused: Any) -> None:
     """A ValueError for what can't be had of keys on several devices."""
     try:
-        jax.lax.axis_index(axis_name)
+        index = jax.lax.axis_index(axis_name)
     except (NameError, TypeError):
         raise ValueError(f"axis_name: is {axis_name!r}, must be an axis, or a tuple of axes, of a shard_map around the "
                          "call") from None
+    if not varying(index) <= varying(key):
+        raise ValueError(f"key: is the same on every device along {axis_name!r}, must be a part of the keys")
     for name, given in refused.items():
         if given is not None and given is not False and not (isinstance(given, int) and given == 0):
             raise ValueError(f"{name}: given, must not be with axis_name")
@@ -51,6 +53,9 @@ def check_shards(axis_name: Hashable, normalizer: str, **refused: Any) -> None:
 @partial(jax.jit, static_argnums=(0, 1))
 def sharded_attention(options: _Options, axis: Hashable, arrays: _Arrays) -> jax.Array:
     """The output of all devices, the same on each."""
+    shape = (*arrays.query.shape[:3], arrays.value.shape[3])
+    if 0 in shape:  # XLA fails where all operands of a shard are empty
+        return jnp.zeros(shape, arrays.query.dtype)
     plan = _Plan(options, axis, int(jax.lax.psum(1, axis)), arrays.query.dtype)
     # What devices share, in the type of the arithmetic: parts of its gradient are then added before they are rounded.
     shared = {name: None if given is None else given.astype(plan.arithmetic)

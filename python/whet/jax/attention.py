@@ -143,7 +143,7 @@ def attention(query: Any, key: Any, value: Any, bias: Any = None, mask: Any = No
         hold_beta=flag(hold_beta, "hold_beta"), return_stats=return_stats or return_residual,
         top_k=count(top_k, "top_k"), column_sums=flag(column_sums, "column_sums"))
     if axis_name is not None:
-        check_shards(axis_name, normalizer_name, return_stats=return_stats, return_residual=return_residual,
+        check_shards(axis_name, key, normalizer_name, return_stats=return_stats, return_residual=return_residual,
                      top_k=options.top_k, column_sums=options.column_sums, query_starts=query_starts, key_starts=key_starts)
         out = sharded_attention(options, axis_name, arrays)
         return out if batched else out[0]
