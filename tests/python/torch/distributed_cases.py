@@ -77,6 +77,7 @@ def options():
     for rule in ("none", "fixed:2", "paper", "target-entropy:1.2"):
         Problem().check(rule=rule, whole={"attn_mask": drawn(1, 4, 9, 41, seed=6)})
         Problem().check(rule=rule, whole={"sinks": drawn(4, seed=7), "query_scale": drawn(1, 4, 9, seed=8).abs()})
+    Problem().check(rule="fixed:1.7", is_causal=True, whole={"sinks": drawn(4, seed=7)})  # the first row has one key
 
 
 def uneven():
