@@ -157,7 +157,7 @@ def _forward(run: _Run, query: Tensor, key: Tensor, value: Tensor, sides: _Sides
 
 
 def _known_betas(rules: Sequence[str], query: Tensor, sinks: bool) -> Tensor | None:
-    """Where no state decides beta: that of every row. With one key, fixed is 1: nobody sees that but a sink."""
+    """Where no state decides beta: that of every row. Where a row has one key, fixed is 1, which only a sink shows."""
     known = []
     for rule in rules:
         name, _, parameter = rule.partition(":")

@@ -73,7 +73,7 @@ def options():
     visible = drawn(1, 1, 9, 41, seed=5) > -0.5
     visible[..., 2, :] = False
     Problem().check(rule="paper", attn_mask=visible)
-    Problem(m=2).check(rule="fixed:2", is_causal=True, align="end", whole={"sinks": drawn(4, seed=7)})  # many see that alone
+    Problem(m=2).check(rule="fixed:2", is_causal=True, align="end", whole={"sinks": drawn(4, seed=7)})  # many see that sink alone
     for rule in ("none", "fixed:2", "paper", "target-entropy:1.2"):
         Problem().check(rule=rule, whole={"attn_mask": drawn(1, 4, 9, 41, seed=6)})
         Problem().check(rule=rule, whole={"sinks": drawn(4, seed=7), "query_scale": drawn(1, 4, 9, seed=8).abs()})
