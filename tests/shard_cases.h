@@ -61,12 +61,16 @@ struct Device {
 
 class Devices {
  public:
-  Devices(const oracle::Attention& p, DType type, const Cuts& cuts) : p_(p), type_(type) {
+  Devices(const oracle::Attention& p, DType type, const Cuts& cuts, const Normalizer& normalizer = {})
+      : p_(p), type_(type), normalizer_(normalizer) {
     for (std::size_t s = 0; s + 1 < cuts.size(); ++s) {
       all_.push_back(std::make_unique<Device>(p, type, cuts[s], cuts[s + 1]));
+      all_.back()->call.options.normalizer = normalizer;
       order_.push_back(s);
     }
   }
+  const Normalizer& normalizer() const { return normalizer_; }
+  DType arithmetic() const { return arithmetic_type(type_); }
   void reverse() { std::ranges::reverse(order_); }
   void keep_logits() {
     for (const auto& device : all_) device->keep_logits();
@@ -93,6 +97,17 @@ class Devices {
       shard_sums(device.call.q.view(), device.call.k.view(), device.shard, rows, device.sums,
                  device.call.options, device.call.execution);
       for (std::size_t r = 0; r < rows.size(); ++r) added[r] = add(added[r], device.sums[r]);
+    }
+    return added;
+  }
+
+  std::vector<ThresholdSums> added_threshold_sums(std::span<const RowScale> rows) {
+    std::vector<ThresholdSums> added(rows.size()), part(rows.size());
+    for (std::size_t s : order_) {
+      Device& device = *all_[s];
+      shard_threshold_sums(device.call.q.view(), device.call.k.view(), device.shard, rows, part,
+                           device.call.options, device.call.execution);
+      for (std::size_t r = 0; r < rows.size(); ++r) added[r] = add(added[r], part[r]);
     }
     return added;
   }
@@ -146,11 +161,35 @@ class Devices {
  private:
   const oracle::Attention& p_;
   DType type_;
+  Normalizer normalizer_;
   std::vector<std::unique_ptr<Device>> all_;
   std::vector<std::size_t> order_;
 };
 
-// beta of every row: of its rule, or of a search in steps that all rows take together.
+// Finds the threshold of every row, in steps that all rows take together; returns how many those were.
+inline int find_thresholds(Devices& devices, std::span<const RowState> merged, std::vector<RowScale>& rows) {
+  std::vector<ThresholdSearch> searches;
+  for (std::size_t r = 0; r < rows.size(); ++r) {
+    searches.emplace_back(devices.normalizer(), merged[r], rows[r].beta, devices.arithmetic());
+  }
+  const auto take = [&] {
+    for (std::size_t r = 0; r < rows.size(); ++r) rows[r].tau = searches[r].tau();
+    return std::ranges::any_of(searches, [](const ThresholdSearch& s) { return !s.done(); });
+  };
+  int steps = 0;
+  for (; take(); ++steps) {
+    if (steps == 100) {
+      ADD_FAILURE() << "the search doesn't end";
+      break;
+    }
+    const std::vector<ThresholdSums> sums = devices.added_threshold_sums(rows);
+    for (std::size_t r = 0; r < rows.size(); ++r) searches[r].absorb(sums[r]);
+  }
+  return steps;
+}
+
+// beta of every row: of its rule, or of a search in steps that all rows take together; and its threshold, if
+// it has one.
 inline std::vector<RowScale> scales_of(const oracle::Attention& p, Devices& devices,
                                        std::span<const RowState> merged) {
   std::vector<RowScale> rows;
@@ -182,6 +221,7 @@ inline std::vector<RowScale> scales_of(const oracle::Attention& p, Devices& devi
     }
   }
   for (std::size_t n = 0; n < searches.size(); ++n) rows[row_of_search[n]].beta = searches[n].beta();
+  if (needs_threshold(devices.normalizer())) find_thresholds(devices, merged, rows);
   return rows;
 }
 
@@ -194,13 +234,13 @@ class GatheredGradients {
     const std::vector<RowScale> scales = scales_of(p, devices, merged);
     for (const RowScale& row : scales) betas.push_back(row.beta);
     std::vector<double> masses;
-    devices.merged_outputs(scales, masses);
+    out = devices.merged_outputs(scales, masses);
     devices.backward(slopes(merged, scales, masses, mode));
     join();
   }
 
   AttentionCall call;
-  std::vector<double> betas;
+  std::vector<double> betas, out;
 
  private:
   std::vector<RowSlope> slopes(std::span<const RowState> merged, std::span<const RowScale> scales,
@@ -211,7 +251,7 @@ class GatheredGradients {
       const std::size_t r = p_.row(b, h, i);
       const bool searched = library_rule(p_.rule(h)).needs_search();
       const double mean = searched ? sums[r].t / sums[r].z : merged[r].t / merged[r].z;
-      rows.push_back({scales[r].max, scales[r].beta, mean});
+      rows.push_back({scales[r].max, scales[r].beta, mean, scales[r].tau});
     });
     const std::vector<GradientSums> all = devices_.added_gradient_sums(rows);
     const std::vector<double> products = output_products();
@@ -219,8 +259,8 @@ class GatheredGradients {
     oracle::for_each_row(p_, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
       const std::size_t r = p_.row(b, h, i);
       const Rule rule = library_rule(p_.rule(h));
-      // A beta that stays needs no exchange.
-      const bool moves = beta_moves(rule, rows[r].beta, mode);
+      // A beta that stays needs no exchange, unless there is a threshold.
+      const bool moves = needs_threshold(devices_.normalizer()) || beta_moves(rule, rows[r].beta, mode);
       const GradientSums only{.wg = products[r]};
       found.push_back(row_slope(rule, merged[r], rows[r], masses[r], moves ? all[r] : only, mode));
     });
@@ -231,9 +271,9 @@ class GatheredGradients {
   std::vector<double> output_products() {
     std::vector<double> products(static_cast<std::size_t>(p_.rows()));
     for (std::size_t s = 0; s < devices_.size(); ++s) {
-      const std::vector<double> out = devices_.device(s).out.values();
-      for (std::size_t n = 0; n < out.size(); ++n) {
-        products[n / static_cast<std::size_t>(p_.E)] += out[n] * p_.dout.values[n];
+      const std::vector<double> part = devices_.device(s).out.values();
+      for (std::size_t n = 0; n < part.size(); ++n) {
+        products[n / static_cast<std::size_t>(p_.E)] += part[n] * p_.dout.values[n];
       }
     }
     return products;

@@ -299,7 +299,8 @@ WHET_API whet_status whet_linear_attention_backward(const whet_view* q, const wh
                                                     const whet_linear_attention_options* options,
                                                     const whet_execution* execution);
 
-/* ---- Attention over keys in shards (<whet/shard.h> says in which order to call what) ---- */
+/* ---- Attention over keys in shards (<whet/shard.h> says in which order to call what) ----
+ * Normalizers are softmax and hard: rows of this interface have no threshold. */
 
 typedef struct whet_shard {
   size_t struct_size;

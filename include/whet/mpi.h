@@ -10,9 +10,9 @@
 // which names the argument and the rank; nothing is written then. That costs one exchange of 24 bytes, the
 // first of a call.
 //
-// Normalizers are softmax and hard (Error for others), rules all. The results of a call have the same bits on
-// every rank that has them, for a given number of ranks and of keys on each; another number adds in another
-// order. Accuracy is that of attention and attention_backward.
+// Normalizers are softmax, hard, sparsemax, entmax15 and entmax (Error for others), rules all. The results of
+// a call have the same bits on every rank that has them, for a given number of ranks and of keys on each;
+// another number adds in another order. Accuracy is that of attention and attention_backward.
 //
 // Calls are collective, as those of MPI are: with several threads per rank, those that use one communicator
 // come one after the other, in the same order everywhere. MPI must have been initialised, by the caller. What
@@ -45,7 +45,7 @@ struct Ranks {
 // What forward leaves of its rows, one of each per row: for backward, and to look at.
 struct Rows {
   std::vector<RowState> states;     // over all keys
-  std::vector<WeighedRow> weighed;  // maximum and beta
+  std::vector<WeighedRow> weighed;  // maximum, beta and threshold
   std::vector<double> masses;       // of the weights, measured from that maximum at that beta
   std::vector<std::byte> out;       // (B, H, N, E), contiguous, in the type of the arithmetic
 };
@@ -56,14 +56,16 @@ struct Rows {
 // overwritten. execution.workspace isn't used.
 //
 // Exchanged, per row: with rules none and fixed one partial output and 3 numbers, nothing before; with others
-// first a state (6 numbers), and 5 numbers for each step of a rule that searches. Each rank sends and
+// first a state (6 numbers), and 5 numbers for each step of a rule that searches. Sparsemax and entmax: a
+// state with all rules, and 3 numbers for each step of the search for the threshold. Each rank sends and
 // receives every row about twice, whatever the number of ranks (few rows: once, to all).
 WHET_API void attention(ConstView q, ConstView k, ConstView v, View out, const AttentionOptions& options = {},
                         const Ranks& ranks = {}, Rows* rows = nullptr, const Execution& execution = {});
 
 // The gradients from dout = dL/dout (as out), the same on every rank. dq, dsinks and dquery_scale are whole
 // and the same on every rank; dk, dv and dbias are those of this rank's arrays. `rows` is what forward left;
-// null: found again. Exchanged, per row: D numbers for dq, and 5 where beta follows the logits.
+// null: found again. Exchanged, per row: D numbers for dq, and 5 where beta follows the logits (sparsemax and
+// entmax: 9 always).
 WHET_API void attention_backward(ConstView q, ConstView k, ConstView v, ConstView dout,
                                  const AttentionGradients& gradients, const AttentionOptions& options = {},
                                  BetaGradient beta_gradient = BetaGradient::through_rule,
@@ -77,7 +79,8 @@ WHET_API void attention_backward(ConstView q, ConstView k, ConstView v, ConstVie
 // queries and the keys of two ranks.
 //
 // Keys go round once with rules none and fixed; with others once more, without values; with a rule that
-// searches once more for each step, unless the logits of all queries are kept.
+// searches, and with sparsemax and entmax, once more for each step, unless the logits of all queries are
+// kept.
 WHET_API void ring_attention(ConstView q, ConstView k, ConstView v, View out,
                              const AttentionOptions& options = {}, const Ranks& ranks = {},
                              Rows* rows = nullptr, const Execution& execution = {});

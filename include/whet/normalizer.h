@@ -27,8 +27,8 @@ namespace whet {
 // entmax:A has one too: `dparameter` of softmax_backward and attention_backward. The
 // weights of all but softmax, hard and straight-through are within 4e-6 of the largest weight of the row
 // (f64: 1e-12) plus 2e-6 (1 + |s|) of themselves; above A = 2 a weight rises with infinite slope at tau, and
-// a rounding e of a logit may move it by e^(1 / (A - 1)). Shards of keys (shard.h) take softmax and hard
-// only.
+// a rounding e of a logit may move it by e^(1 / (A - 1)). Shards of keys (shard.h) take softmax, sparsemax,
+// entmax15, entmax:A and hard only.
 class WHET_API Normalizer {
  public:
   Normalizer() = default;  // softmax

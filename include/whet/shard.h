@@ -11,10 +11,16 @@
 // A rule that needs_search() takes one exchange more at the start and one per step: shard_sums() at
 // {max, search.beta()} in every shard, add() the sums of a row, give them to its BetaSearch.
 //
+// Normalizers are softmax and hard, and those that needs_threshold(): sparsemax, entmax15, entmax:A. Their
+// rows have one more number, tau, which a ThresholdSearch finds from the merged state and beta in a few more
+// exchanges: shard_threshold_sums() at {max, beta, search.tau()} in every shard, add() the sums of a row,
+// give them to its search. The others (top-k, straight-through, sigmoid, relu, softpick) are an Error.
+//
 // The gradient, where beta_moves(rule, beta), needs an exchange before the one of its result:
 //
 //     every shard    shard_gradient_sums(q, k, v, dout, row)   GradientSums per row
-//     exchange 3     add() them; otherwise only wg counts, and that is mass <dout, out>
+//     exchange 3     add() them; otherwise only wg counts, and that is mass <dout, out> (but with a
+//                    threshold: then they are always needed)
 //     every shard    shard_backward(q, k, v, dout, slope)      dk, dv and dbias of its keys; a part of dq
 //     exchange 4     add the dq
 //
@@ -75,11 +81,26 @@ struct Shard {
   PackedShard* packed = nullptr;  // read and written by the forward functions
 };
 
-// What every shard needs of a row to compute weights: the merged maximum and the chosen beta.
+// What every shard needs of a row to compute weights: the merged maximum, the chosen beta and, with a
+// normalizer that needs_threshold(), its threshold.
 struct RowScale {
   double max;
   double beta;
+  double tau = 0;
 };
+
+// Whether rows of the normalizer have a threshold that all keys decide: sparsemax, entmax15 and entmax:A,
+// with weights v^p, v = ((A - 1) beta (x - max) - tau)_+, p = 1 / (A - 1), and tau such that they sum to 1.
+WHET_API bool needs_threshold(const Normalizer& normalizer);
+
+// Sums of a row at some tau, over the keys (and the sink) with v > 0: of v^p, v^(p-1) and, where p >= 2,
+// v^(p-2).
+struct ThresholdSums {
+  double high = 0;
+  double low = 0;
+  double lowest = 0;
+};
+WHET_API ThresholdSums add(const ThresholdSums& a, const ThresholdSums& b);
 
 // The sums of two shards, measured from the same max and at the same beta.
 WHET_API RowSums add(const RowSums& a, const RowSums& b);
@@ -95,9 +116,15 @@ WHET_API void shard_sums(ConstView q, ConstView k, const Shard& shard, std::span
                          std::span<RowSums> out, const AttentionOptions& options = {},
                          const Execution& execution = {});
 
+// The same at rows[i].tau for a ThresholdSearch. Error unless needs_threshold(options.normalizer).
+WHET_API void shard_threshold_sums(ConstView q, ConstView k, const Shard& shard,
+                                   std::span<const RowScale> rows, std::span<ThresholdSums> out,
+                                   const AttentionOptions& options = {}, const Execution& execution = {});
+
 // out = sum of e v, unnormalised, in the type of the arithmetic, and mass = sum of e, with
-// e = exp(rows[i].beta (x - rows[i].max)); `rows` and `mass` hold one per row. A row whose beta is NaN gives
-// NaN. One whose merged max is -inf or NaN gives 0 otherwise: no shard has a visible key for it.
+// e = exp(rows[i].beta (x - rows[i].max)), or the weight at rows[i].tau if needs_threshold(); `rows` and
+// `mass` hold one per row. A row whose beta is NaN gives NaN. One whose merged max is -inf or NaN gives 0
+// otherwise: no shard has a visible key for it.
 WHET_API void shard_attention(ConstView q, ConstView k, ConstView v, const Shard& shard,
                               std::span<const RowScale> rows, View out, std::span<double> mass,
                               const AttentionOptions& options = {}, const Execution& execution = {});
@@ -107,7 +134,7 @@ WHET_API void shard_attention(ConstView q, ConstView k, ConstView v, const Shard
 // are overwritten and hold one per row. With m the largest max of a row,
 //     c_s = exp(beta (max_s - m))        (hard: 1 where max_s = m, else 0; no keys: 0)
 //     out = sum of c_s out_s / sum of c_s mass_s
-// Shard::logits isn't used.
+// Shard::logits isn't used. Error if needs_threshold(options.normalizer): that comes after all maxima.
 WHET_API void shard_partial_attention(ConstView q, ConstView k, ConstView v, const Shard& shard,
                                       std::span<const double> betas, View out, std::span<RowState> states,
                                       std::span<double> mass, const AttentionOptions& options = {},
@@ -136,27 +163,36 @@ struct WeighedRow {
   double max;
   double beta;
   double mean;
+  double tau = 0;
 };
 
 // Sums of a row over keys: with w = exp(beta y), g = <dout, v> (after dropout; 0 for a sink) and d = y -
-// mean, those of w g, w d g, w d and w d^2; and how many keys, the sink too, are at the maximum.
+// mean, those of w g, w d g, w d and w d^2; and how many keys, the sink too, are at the maximum. With a
+// threshold w is v^(p-1), the slope of a weight, wdd isn't used, and the last four count: the sum of w, and,
+// with e = exp(beta y), those of e, e y and e y^2.
 struct GradientSums {
   double wg = 0;
   double wdg = 0;
   double wd = 0;
   double wdd = 0;
   double ties = 0;
+  double w = 0;
+  double e = 0;
+  double ey = 0;
+  double eyy = 0;
 };
 WHET_API GradientSums add(const GradientSums& a, const GradientSums& b);
 
 // Whether the gradient of a row with this beta needs all of its GradientSums, not wg alone: with a rule whose
-// beta follows the logits, through_rule.
+// beta follows the logits, through_rule. (With a normalizer that needs_threshold() it always does.)
 WHET_API bool beta_moves(const Rule& rule, double beta,
                          BetaGradient beta_gradient = BetaGradient::through_rule);
 
 // What a shard needs of a row for its gradient. With y = x - max and w = scale exp(beta y),
 //     dL/dx = w (constant + g_factor g + y_factor (y - mean)) + p_factor exp(y) (y - plain_mean)
 //             - peak_share where x = max
+// With a threshold (tau < 0) the first term is beta v^(p-1) (g - coupling) + w (constant + y_factor (y -
+// mean)), w = soft_scale exp(beta y), and weights are scale v^p.
 // A scale of 0 is a row without keys, one of NaN a row of NaN.
 struct RowSlope {
   double max = 0;
@@ -169,10 +205,13 @@ struct RowSlope {
   double p_factor = 0;
   double plain_mean = 0;
   double peak_share = 0;
+  double tau = 0;
+  double coupling = 0;
+  double soft_scale = 0;
 };
 
 // The slope of a row: its merged state, its masses and its gradient sums, added up; of these wg alone counts
-// unless beta_moves().
+// unless beta_moves() or row.tau < 0.
 WHET_API RowSlope row_slope(const Rule& rule, const RowState& merged, const WeighedRow& row, double mass,
                             const GradientSums& sums,
                             BetaGradient beta_gradient = BetaGradient::through_rule);
@@ -219,6 +258,34 @@ class WHET_API BetaSearch {
  private:
   struct Search;
   std::unique_ptr<Search> search_;
+};
+
+// The search of tau for one row whose keys are cut into shards, at the beta that was chosen: to the rounding
+// of `arithmetic` (f32 or f64, that of the shards). It takes up to five steps mostly, up to 13 where
+// thousands of keys have weight, and up to 40 above A = 2. A row without keys: -1, which weighs nothing. A
+// row of NaN, and beta of NaN: NaN.
+class WHET_API ThresholdSearch {
+ public:
+  // Error unless needs_threshold(normalizer).
+  ThresholdSearch(const Normalizer& normalizer, const RowState& merged, double beta, DType arithmetic);
+
+  bool done() const { return done_; }
+  double tau() const { return tau_; }      // at which absorb() takes the next sums; once done, the result
+  void absorb(const ThresholdSums& sums);  // the sums of all shards at tau()
+
+ private:
+  bool shrinks_slowly();
+
+  double power_ = 1;  // p
+  double tau_ = -1;
+  double low_ = -1;  // the result lies between these
+  double high_ = 0;
+  double low_log_ = -1;  // of the sum v^p there; signs say whether it's known
+  double high_log_ = 0;
+  double width_ = 1;  // between them, two steps ago
+  int steps_ = 0;
+  bool wide_ = false;
+  bool done_ = false;
 };
 
 }  // namespace whet

@@ -52,6 +52,16 @@ void shard_sums(nb::handle q, nb::handle k, nb::handle rows, nb::handle out, con
   whet::shard_sums(queries, keys, a.shard, scales, to, a.options, a.execution);
 }
 
+void shard_threshold_sums(nb::handle q, nb::handle k, nb::handle rows, nb::handle out,
+                          const nb::kwargs& given) {
+  const whet::ConstView queries = view_of(q, "q"), keys = view_of(k, "k");
+  const auto scales = span_of<const whet::RowScale, double>(rows, "rows");
+  const auto to = span_of<whet::ThresholdSums, double>(out, "out");
+  const A a = arguments_of(given);
+  const nb::gil_scoped_release released;
+  whet::shard_threshold_sums(queries, keys, a.shard, scales, to, a.options, a.execution);
+}
+
 void shard_attention(nb::handle q, nb::handle k, nb::handle v, nb::handle rows, nb::handle out,
                      nb::handle mass, const nb::kwargs& given) {
   const whet::ConstView queries = view_of(q, "q"), keys = view_of(k, "k"), values = view_of(v, "v");
@@ -168,6 +178,48 @@ class BetaSearches {
   std::vector<whet::BetaSearch> searches_;
 };
 
+// The same for thresholds.
+class ThresholdSearches {
+ public:
+  // `wide`: shards compute in f64.
+  ThresholdSearches(nb::handle normalizer, nb::handle states, nb::handle betas, bool wide) {
+    const whet::Normalizer chosen = normalizer_of(normalizer, "normalizer");
+    const auto merged = span_of<const whet::RowState, std::int64_t>(states, "states");
+    const auto known = span_of<const double>(betas, "betas");
+    check_rows(known.size(), merged.size(), "betas");
+    for (std::size_t i = 0; i < merged.size(); ++i) {
+      searches_.emplace_back(chosen, merged[i], known[i], wide ? whet::DType::f64 : whet::DType::f32);
+    }
+  }
+
+  ThresholdSearches(const ThresholdSearches&) = delete;
+
+  // True once all are done; `out` gets the threshold of every row.
+  bool taus(nb::handle out) const {
+    const auto to = span_of<double>(out, "out");
+    check_rows(to.size(), searches_.size(), "out");
+    bool done = true;
+    for (std::size_t i = 0; i < searches_.size(); ++i) {
+      to[i] = searches_[i].tau();
+      done = done && searches_[i].done();
+    }
+    return done;
+  }
+
+  void absorb(nb::handle sums) {
+    const auto added = span_of<const whet::ThresholdSums, double>(sums, "sums");
+    check_rows(added.size(), searches_.size(), "sums");
+    for (std::size_t i = 0; i < searches_.size(); ++i) searches_[i].absorb(added[i]);
+  }
+
+ private:
+  std::vector<whet::ThresholdSearch> searches_;
+};
+
+bool needs_threshold(nb::handle normalizer) {
+  return whet::needs_threshold(normalizer_of(normalizer, "normalizer"));
+}
+
 }  // namespace
 
 void add_shards(nb::module_& module) {
@@ -176,6 +228,8 @@ void add_shards(nb::module_& module) {
   const nb::arg options("options");
   module.def("shard_states", &shard_states, arg("q"), arg("k"), arg("out"), options);
   module.def("shard_sums", &shard_sums, arg("q"), arg("k"), arg("rows"), arg("out"), options);
+  module.def("shard_threshold_sums", &shard_threshold_sums, arg("q"), arg("k"), arg("rows"), arg("out"),
+             options);
   module.def("shard_attention", &shard_attention, arg("q"), arg("k"), arg("v"), arg("rows"), arg("out"),
              arg("mass"), options);
   module.def("shard_partial_attention", &shard_partial_attention, arg("q"), arg("k"), arg("v"), arg("betas"),
@@ -192,6 +246,12 @@ void add_shards(nb::module_& module) {
       .def(nb::init<nb::handle, nb::handle>(), arg("rule"), arg("states"))
       .def("betas", &BetaSearches::betas, arg("out"))
       .def("absorb", &BetaSearches::absorb, arg("sums"));
+  nb::class_<ThresholdSearches>(module, "ThresholdSearches")
+      .def(nb::init<nb::handle, nb::handle, nb::handle, bool>(), arg("normalizer"), arg("states"),
+           arg("betas"), nb::arg("wide"))
+      .def("taus", &ThresholdSearches::taus, arg("out"))
+      .def("absorb", &ThresholdSearches::absorb, arg("sums"));
+  module.def("needs_threshold", &needs_threshold, arg("normalizer"));
 }
 
 }  // namespace whet_python

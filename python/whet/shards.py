@@ -7,18 +7,21 @@ return:
 1. Every shard finds the `states` of all rows over its keys; whet.merge joins those of all shards.
 2. A `Search` gives from them the maximum and beta of every row. Rules with a target need an exchange more per step: every
    shard finds the `sums` at the search's rows, which add up.
-3. Every shard computes `attention`, unnormalised; `merge_outputs` joins those of all shards.
+3. With sparsemax, entmax15 and entmax:A a `ThresholdSearch` finds the threshold of every row in a few steps: every shard
+   finds the `threshold_sums` at its rows, which add up.
+4. Every shard computes `attention`, unnormalised; `merge_outputs` joins those of all shards.
 
 And for gradients:
 
-4. Every shard finds its `gradient_sums`, which add up. Where no beta follows the logits (`beta_moves` says), `output_sums`
-   are enough, without an exchange.
-5. `slopes` are what a shard needs of each row for `backward`: gradients to its own keys, values and columns of a bias, and
+5. Every shard finds its `gradient_sums`, which add up. Where no beta follows the logits, and rows have no threshold
+   (`beta_moves` says), `output_sums` are enough, without an exchange.
+6. `slopes` are what a shard needs of each row for `backward`: gradients to its own keys, values and columns of a bias, and
    its parts of those to queries, sinks and query_scale, which add up.
 
 Whoever merges or adds should do so in the same order everywhere: all then have the same bits. Options are those of
 whet.attention without rule, with mask and bias cut to the columns of the shard; is_causal, window and lengths count the keys
-of all shards. Packed sequences can't be cut, and normalizers are softmax and hard: the others need more of a row.
+of all shards. Packed sequences can't be cut, and normalizers are softmax, hard, sparsemax, entmax15 and entmax:A: the others
+need more of a row.
 
 >>> import numpy as np, whet
 >>> from whet import shards
@@ -44,10 +47,11 @@ from whet.attention import _NAMES, _options, _shaped
 from whet.rows import STATE
 from whet.rules import RuleLike, rule_names
 
-__all__ = ["Gradients", "Search", "ShardOptions", "attention", "backward", "beta_moves", "gradient_sums", "merge_outputs",
-           "output_sums", "slopes", "states", "sums"]
+__all__ = ["Gradients", "Search", "ShardOptions", "ThresholdSearch", "attention", "backward", "beta_moves",
+           "gradient_sums", "merge_outputs", "output_sums", "slopes", "states", "sums", "threshold_sums"]
 
-_WEIGHED, _SUMS, _SLOPE = 3, 5, 10  # numbers of a record
+_WEIGHED, _SUMS, _THRESHOLD, _GRADIENT, _SLOPE = 4, 5, 3, 9, 13  # numbers of a record
+_TAU = 3  # its place in a record of rows
 
 
 class ShardOptions(TypedDict, total=False):
@@ -138,7 +142,7 @@ class Search:
 
     def __init__(self, states: np.ndarray, rule: RuleLike | Sequence[RuleLike] = None) -> None:
         merged = _states(states)
-        self._rows = np.empty((*merged.shape, _WEIGHED))
+        self._rows = np.zeros((*merged.shape, _WEIGHED))
         self._rows[..., 0], self._rows[..., 1] = merged["max"], 1
         with np.errstate(invalid="ignore", divide="ignore"):
             self._rows[..., 2] = np.nan_to_num(merged["t"] / merged["z"], posinf=0, neginf=0)
@@ -161,8 +165,8 @@ class Search:
 
     @property
     def rows(self) -> np.ndarray:
-        """float64 (B, H, N, 3): of each row its maximum, its beta (that of the next step until `done`), and about where the
-        mean of logits below the maximum is under its weights."""
+        """float64 (B, H, N, 4): of each row its maximum, its beta (that of the next step until `done`), about where the
+        mean of logits below the maximum is under its weights, and its threshold, 0 until a ThresholdSearch finds it."""
         return self._rows.copy()
 
     def absorb(self, sums: np.ndarray) -> None:
@@ -190,7 +194,7 @@ def sums(query: Any, key: Any, rows: np.ndarray, **options: Unpack[ShardOptions]
 
     Args:
         query, key, options: as in `states`.
-        rows: the rows of the Search, float64 (B, H, N, 3).
+        rows: the rows of the Search, float64 (B, H, N, 4).
 
     Returns:
         float64 (B, H, N, 5), which add up over shards: with y = x - maximum, of exp(beta y) times 1, y, y^2, y^3, y^4.
@@ -205,6 +209,81 @@ def sums(query: Any, key: Any, rows: np.ndarray, **options: Unpack[ShardOptions]
     return out
 
 
+class ThresholdSearch:
+    """The threshold of every row for sparsemax, entmax15 and entmax:A, in steps, a few mostly.
+
+    Args:
+        states: whet.STATE, the merged states of all shards, (B, H, N) or without leading axes.
+        rows: those of a Search that is done, float64 (B, H, N, 4).
+        normalizer: "sparsemax", "entmax15" or "entmax:A".
+        dtype: of the queries.
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+
+    >>> import numpy as np, whet
+    >>> from whet import shards
+    >>> q, k = np.random.default_rng(0).normal(size=(2, 6, 4))
+    >>> options = {"first_key": 0, "all_keys": 6, "normalizer": "sparsemax"}
+    >>> states = shards.states(q, k, **options)
+    >>> search = shards.ThresholdSearch(states, shards.Search(states).rows, "sparsemax", q.dtype)
+    >>> while not search.done:
+    ...     search.absorb(shards.threshold_sums(q, k, search.rows, **options))
+    >>> out, mass = shards.attention(q, k, k, search.rows, **options)
+    >>> bool(np.allclose(out, whet.attention(q, k, k, normalizer="sparsemax")))
+    True
+    """
+
+    def __init__(self, states: np.ndarray, rows: np.ndarray, normalizer: str, dtype: Any = np.float32) -> None:
+        merged = _states(states)
+        self._rows = _records(rows, _WEIGHED, "rows", merged.shape).copy()
+        betas = np.ascontiguousarray(self._rows[..., 1]).reshape(-1)
+        states = _numbers(np.ascontiguousarray(merged))
+        self._search = _core.ThresholdSearches(normalizer, states, betas, bool(np.dtype(dtype) == np.float64))
+        self._look()
+
+    @property
+    def done(self) -> bool:
+        """Whether all rows have their threshold. Otherwise `absorb` the threshold_sums of all shards at `rows`."""
+        return self._done
+
+    @property
+    def rows(self) -> np.ndarray:
+        """float64 (B, H, N, 4): those given, with the threshold (that of the next step until `done`)."""
+        return self._rows.copy()
+
+    def absorb(self, sums: np.ndarray) -> None:
+        """Takes one step with the `threshold_sums` of all shards at `rows`, added up: float64 (B, H, N, 3)."""
+        self._search.absorb(_records(sums, _THRESHOLD, "sums", self._rows.shape[:-1]).reshape(-1))
+        self._look()
+
+    def _look(self) -> None:
+        taus = np.empty(self._rows.shape[:-1])
+        self._done = self._search.taus(taus.reshape(-1))
+        self._rows[..., _TAU] = taus
+
+
+def threshold_sums(query: Any, key: Any, rows: np.ndarray, **options: Unpack[ShardOptions]) -> np.ndarray:
+    """What a ThresholdSearch needs of the keys of this shard for a step.
+
+    Args:
+        query, key, options: as in `states`, with the normalizer of the search.
+        rows: the rows of the ThresholdSearch, float64 (B, H, N, 4).
+
+    Returns:
+        float64 (B, H, N, 3), which add up over shards: with v = (A - 1) beta y - threshold where that is above 0 and p =
+        1 / (A - 1), of v^p, v^(p-1) and v^(p-2).
+
+    Raises:
+        TypeError, ValueError: naming the argument.
+    """
+    query, key = floats(query, "query"), floats(key, "key")
+    given = _shard(query, options)
+    out = np.empty((*query.shape[:-1], _THRESHOLD))
+    call(_core.shard_threshold_sums, _SHARD_NAMES, *four_axes(query=query, key=key), _scales(rows, query), out, **given)
+    return out
+
+
 def attention(query: Any, key: Any, value: Any, rows: np.ndarray,
               **options: Unpack[ShardOptions]) -> tuple[np.ndarray, np.ndarray]:
     """The unnormalised output over the keys of this shard.
@@ -212,11 +291,11 @@ def attention(query: Any, key: Any, value: Any, rows: np.ndarray,
     Args:
         query, key, options: as in `states`.
         value: (B, K, M, E).
-        rows: those of a Search that is done, float64 (B, H, N, 3).
+        rows: those of a Search, or a ThresholdSearch, that is done, float64 (B, H, N, 4).
 
     Returns:
         The sum of exp(beta y) value, (B, H, N, E) in the type of the arithmetic, and the mass, float64 (B, H, N): the sum of
-        exp(beta y). `merge_outputs` joins them, or whoever adds both up and divides.
+        exp(beta y). With a threshold, of the weights. `merge_outputs` joins them, or whoever adds both up and divides.
 
     Raises:
         TypeError, ValueError: naming the argument.
@@ -263,18 +342,20 @@ def beta_moves(rows: np.ndarray, rule: RuleLike | Sequence[RuleLike] = None, *, 
     """Whether `slopes` need the gradient_sums of all shards; otherwise output_sums are enough.
 
     Args:
-        rows: those of a Search that is done, float64 (B, H, N, 3).
+        rows: those that `attention` was given, float64 (B, H, N, 4).
         rule: what the Search was given.
         hold_beta: whether gradients count beta as a constant.
 
     >>> import numpy as np
     >>> from whet import shards
-    >>> rows = np.array([[2.5, 1.7, -0.3]])
+    >>> rows = np.array([[2.5, 1.7, -0.3, 0]])
     >>> shards.beta_moves(rows, "paper"), shards.beta_moves(rows, "fixed:1.7")
     (True, False)
     """
     weighed = _records(rows, _WEIGHED, "rows")
     hold_beta = flag(hold_beta, "hold_beta")
+    if (weighed[..., _TAU] < 0).any():
+        return True
     return any(_core.betas_move(np.ascontiguousarray(weighed[..., 1][heads]).reshape(-1), name, hold_beta)
                for heads, name in _by_rule(rule, weighed.shape[:-1]))
 
@@ -286,17 +367,17 @@ def gradient_sums(query: Any, key: Any, value: Any, dout: Any, rows: np.ndarray,
     Args:
         query, key, value, options: as in `attention`.
         dout: (B, H, N, E), the gradient to the output of all shards.
-        rows: those of a Search that is done, float64 (B, H, N, 3).
+        rows: those that `attention` was given, float64 (B, H, N, 4).
 
     Returns:
-        float64 (B, H, N, 5), which add up over shards.
+        float64 (B, H, N, 9), which add up over shards. The last four are 0 where rows have no threshold.
 
     Raises:
         TypeError, ValueError: naming the argument.
     """
     query, key, value = floats(query, "query"), floats(key, "key"), floats(value, "value")
     given = _shard(query, options)
-    out = np.empty((*query.shape[:-1], _SUMS))
+    out = np.empty((*query.shape[:-1], _GRADIENT))
     weighed = _records(rows, _WEIGHED, "rows", query.shape[:-1])
     call(_core.shard_gradient_sums, _SHARD_NAMES, *four_axes(query=query, key=key, value=value, dout=floats(dout, "dout")),
          weighed.reshape(-1), out, **given)
@@ -311,7 +392,7 @@ def output_sums(out: Any, dout: Any, mass: np.ndarray) -> np.ndarray:
         mass: float64 (B, H, N), added up over shards.
 
     Returns:
-        float64 (B, H, N, 5).
+        float64 (B, H, N, 9).
 
     Raises:
         ValueError: naming the argument.
@@ -319,7 +400,7 @@ def output_sums(out: Any, dout: Any, mass: np.ndarray) -> np.ndarray:
     out, dout = floats(out, "out"), floats(dout, "dout")
     if dout.shape != out.shape:
         raise ValueError(f"dout: its shape is {dout.shape}, must be that of out, {out.shape}")
-    found = np.zeros((*out.shape[:-1], _SUMS))
+    found = np.zeros((*out.shape[:-1], _GRADIENT))
     found[..., 0] = _masses(mass, out.shape[:-1]) * (out.astype(np.float64) * dout.astype(np.float64)).sum(-1)
     return found
 
@@ -330,21 +411,21 @@ def slopes(states: np.ndarray, rows: np.ndarray, mass: np.ndarray, sums: np.ndar
 
     Args:
         states: whet.STATE (B, H, N), the merged states of all shards.
-        rows: those of a Search that is done, float64 (B, H, N, 3).
+        rows: those that `attention` was given, float64 (B, H, N, 4).
         mass: float64 (B, H, N), added up over shards.
-        sums: float64 (B, H, N, 5), the gradient_sums of all shards added up, or the output_sums.
+        sums: float64 (B, H, N, 9), the gradient_sums of all shards added up, or the output_sums.
         rule: what the Search was given.
         hold_beta: count beta as a constant. By default gradients go through the rule, as in the published code.
 
     Returns:
-        float64 (B, H, N, 10), the same for all shards.
+        float64 (B, H, N, 13), the same for all shards.
 
     Raises:
         TypeError, ValueError: naming the argument.
     """
     merged = _states(states)
     weighed = _records(rows, _WEIGHED, "rows", merged.shape)
-    masses, added = _masses(mass, merged.shape), _records(sums, _SUMS, "sums", merged.shape)
+    masses, added = _masses(mass, merged.shape), _records(sums, _GRADIENT, "sums", merged.shape)
     hold_beta = flag(hold_beta, "hold_beta")
     out = np.empty((*merged.shape, _SLOPE))
     for heads, name in _by_rule(rule, merged.shape):
@@ -363,7 +444,7 @@ def backward(query: Any, key: Any, value: Any, dout: Any, slopes: np.ndarray,
     Args:
         query, key, value, options: as in `attention`, without logits.
         dout: (B, H, N, E), the gradient to the output of all shards.
-        slopes: what `slopes` returned, float64 (B, H, N, 10).
+        slopes: what `slopes` returned, float64 (B, H, N, 13).
 
     Returns:
         Gradients: those to its keys, values and bias, and its parts of the others.
@@ -433,8 +514,8 @@ def _masses(mass: np.ndarray, rows: tuple[int, ...]) -> np.ndarray:
 
 
 def _scales(rows: np.ndarray, query: np.ndarray) -> np.ndarray:
-    """Maximum and beta of each row."""
-    return np.ascontiguousarray(_records(rows, _WEIGHED, "rows", query.shape[:-1])[..., :2]).reshape(-1)
+    """Maximum, beta and threshold of each row."""
+    return np.ascontiguousarray(_records(rows, _WEIGHED, "rows", query.shape[:-1])[..., [0, 1, _TAU]]).reshape(-1)
 
 
 def _by_rule(rule: RuleLike | Sequence[RuleLike], rows: tuple[int, ...]) -> list[tuple[Any, str]]:

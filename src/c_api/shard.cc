@@ -1,4 +1,11 @@
+#include <whet/error.h>
+
+#include <cstddef>
+#include <cstring>
+#include <span>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "c_api/attention.h"
 #include "c_api/convert.h"
@@ -10,11 +17,38 @@ struct whet_beta_search {
 namespace whet::c_api {
 namespace {
 
-static_assert(offsetof(RowSums, w) == offsetof(whet_row_sums, w) &&
+static_assert(offsetof(RowSums, w) == offsetof(whet_row_sums, w));
+
+// Records of this interface, which have no threshold, and those of C++, of which they are the beginning.
+template <typename From, typename To>
+constexpr bool begins = std::is_trivially_copyable_v<From>&& std::is_trivially_copyable_v<To> &&
+                        sizeof(From) <= sizeof(To);
+static_assert(begins<whet_row_scale, RowScale> &&
               offsetof(RowScale, beta) == offsetof(whet_row_scale, beta) &&
+              begins<whet_weighed_row, WeighedRow> &&
               offsetof(WeighedRow, mean) == offsetof(whet_weighed_row, mean) &&
+              begins<whet_gradient_sums, GradientSums> &&
               offsetof(GradientSums, ties) == offsetof(whet_gradient_sums, ties) &&
+              begins<whet_row_slope, RowSlope> &&
               offsetof(RowSlope, peak_share) == offsetof(whet_row_slope, peak_share));
+
+template <typename Shorter>
+void copy_bytes(const void* from, void* to) {
+  std::memcpy(to, from, sizeof(Shorter));
+}
+
+template <typename To, typename From>
+std::vector<To> widened(const From* rows, std::size_t count, const char* name) {
+  std::vector<To> wide(count);
+  const std::span<const From> from = elements<const From>(rows, count, name);
+  for (std::size_t i = 0; i < from.size(); ++i) copy_bytes<From>(&from[i], &wide[i]);
+  return wide;
+}
+
+template <typename To, typename From>
+void store_beginnings(const std::vector<From>& wide, std::span<To> rows) {
+  for (std::size_t i = 0; i < rows.size(); ++i) copy_bytes<To>(&wide[i], &rows[i]);
+}
 
 Shard shard_of(const whet_shard* given) {
   required(given, "shard");
@@ -27,7 +61,12 @@ Shard shard_of(const whet_shard* given) {
 }
 
 AttentionOptions shard_options(const whet_attention_options* given) {
-  return options_of(known_part(given, "options"));
+  const AttentionOptions options = options_of(known_part(given, "options"));
+  if (needs_threshold(options.normalizer)) {
+    throw Error("normalizer: is " + options.normalizer.name() +
+                ", must be softmax or hard: rows of this interface have no threshold");
+  }
+  return options;
 }
 
 // Rows of q or out, (B, H, N, size). 0 where sizes are wrong: the shard functions say what is.
@@ -63,9 +102,9 @@ whet_status whet_shard_sums(const whet_view* q, const whet_view* k, const whet_s
   return guarded([&] {
     const whet::ConstView queries = view_of(q, "q");
     const std::size_t count = rows_of(queries);
-    whet::shard_sums(
-        queries, view_of(k, "k"), shard_of(shard), elements<const whet::RowScale>(rows, count, "rows"),
-        elements<whet::RowSums>(out, count, "out"), shard_options(options), execution_of(execution));
+    whet::shard_sums(queries, view_of(k, "k"), shard_of(shard), widened<whet::RowScale>(rows, count, "rows"),
+                     elements<whet::RowSums>(out, count, "out"), shard_options(options),
+                     execution_of(execution));
   });
 }
 
@@ -77,7 +116,7 @@ whet_status whet_shard_attention(const whet_view* q, const whet_view* k, const w
     const whet::ConstView queries = view_of(q, "q");
     const std::size_t count = rows_of(queries);
     whet::shard_attention(queries, view_of(k, "k"), view_of(v, "v"), shard_of(shard),
-                          elements<const whet::RowScale>(rows, count, "rows"), view_of(out, "out"),
+                          widened<whet::RowScale>(rows, count, "rows"), view_of(out, "out"),
                           elements<double>(mass, count, "mass"), shard_options(options),
                           execution_of(execution));
   });
@@ -105,10 +144,12 @@ whet_status whet_shard_gradient_sums(const whet_view* q, const whet_view* k, con
   return guarded([&] {
     const whet::ConstView queries = view_of(q, "q");
     const std::size_t count = rows_of(queries);
+    const std::span<whet_gradient_sums> to = elements<whet_gradient_sums>(out, count, "out");
+    std::vector<whet::GradientSums> sums(to.size());
     whet::shard_gradient_sums(queries, view_of(k, "k"), view_of(v, "v"), view_of(dout, "dout"),
-                              shard_of(shard), elements<const whet::WeighedRow>(rows, count, "rows"),
-                              elements<whet::GradientSums>(out, count, "out"), shard_options(options),
-                              execution_of(execution));
+                              shard_of(shard), widened<whet::WeighedRow>(rows, count, "rows"), sums,
+                              shard_options(options), execution_of(execution));
+    store_beginnings(sums, to);
   });
 }
 
@@ -120,7 +161,7 @@ whet_status whet_shard_backward(const whet_view* q, const whet_view* k, const wh
     const whet::ConstView queries = view_of(q, "q");
     const std::size_t count = rows_of(queries);
     whet::shard_backward(queries, view_of(k, "k"), view_of(v, "v"), view_of(dout, "dout"), shard_of(shard),
-                         elements<const whet::RowSlope>(rows, count, "rows"), gradients_of(gradients, count),
+                         widened<whet::RowSlope>(rows, count, "rows"), gradients_of(gradients, count),
                          shard_options(options), execution_of(execution));
   });
 }
@@ -136,10 +177,12 @@ whet_status whet_row_slope_of(const char* rule, const whet_row_state* merged, co
                               double mass, const whet_gradient_sums* sums, int32_t hold_beta,
                               whet_row_slope* out) {
   return guarded([&] {
-    elements<whet::RowSlope>(out, 1, "out")[0] =
+    const std::span<whet_row_slope> to = elements<whet_row_slope>(out, 1, "out");
+    const std::vector<whet::RowSlope> slope = {
         whet::row_slope(rule_of(rule), elements<const whet::RowState>(merged, 1, "merged")[0],
-                        elements<const whet::WeighedRow>(row, 1, "row")[0], mass,
-                        elements<const whet::GradientSums>(sums, 1, "sums")[0], beta_gradient(hold_beta));
+                        widened<whet::WeighedRow>(row, 1, "row")[0], mass,
+                        widened<whet::GradientSums>(sums, 1, "sums")[0], beta_gradient(hold_beta))};
+    store_beginnings(slope, to);
   });
 }
 

@@ -25,6 +25,9 @@ struct NormalizerEntry {
   bool saves_threshold = false;     // one more number of each row for backward
   bool merges_shards = true;        // keys may lie in shards
   bool parameter_gradient = false;  // the parameter has a gradient
+
+  // The power of a weight, given the parameter, if rows have a threshold that all keys decide; null: others.
+  double (*threshold_power)(double parameter) = nullptr;
 };
 
 // A name taken apart: an entry of a table and its parameter, 0 if it has none.

@@ -171,13 +171,54 @@ RowSums add(const RowSums& a, const RowSums& b) {
 }
 
 GradientSums add(const GradientSums& a, const GradientSums& b) {
-  return {a.wg + b.wg, a.wdg + b.wdg, a.wd + b.wd, a.wdd + b.wdd, a.ties + b.ties};
+  return {a.wg + b.wg, a.wdg + b.wdg, a.wd + b.wd, a.wdd + b.wdd, a.ties + b.ties,
+          a.w + b.w,   a.e + b.e,     a.ey + b.ey, a.eyy + b.eyy};
 }
 
 // At beta = 1 every rule that could is on the constant side of its kink.
 bool beta_moves(const Rule& rule, double beta, BetaGradient beta_gradient) {
   return beta_gradient == BetaGradient::through_rule && core::needs_entropy(rule) && beta != 1;
 }
+
+namespace {
+
+// What the rule adds to the line of a row: `means` are measured from `mean`.
+void add_rule(const Rule& rule, const RowState& merged, double beta, double mean, double ties,
+              const core::BackwardSums& means, core::BackwardLine& line, RowSlope& slope) {
+  if (!rule.needs_search()) {
+    core::add_rule_of_entropy(rule.slope(merged) / merged.z, means, line);
+    slope.plain_mean = merged.t / merged.z;
+  } else if (ties > 0 && !core::unreachable(rule, static_cast<std::int64_t>(ties))) {
+    core::add_rule_of_target(rule, beta, mean, ties, means, line);
+  }
+  if (line.y_factor != 0) slope.mean = mean;  // else it may be anything
+}
+
+// C = sum w g / sum w couples the keys of a row with a threshold, and dL/dbeta = sum y w (g - C); a search
+// found beta by softmax.
+core::BackwardLine line_of_threshold(const Rule& rule, const RowState& merged, const WeighedRow& row,
+                                     const GradientSums& sums, bool moves, RowSlope& slope) {
+  slope.tau = row.tau;
+  slope.coupling = sums.w == 0 ? 0 : sums.wg / sums.w;
+  core::BackwardLine line{.g_factor = row.beta};
+  if (!moves) return line;
+  const double mean = sums.ey / sums.e;
+  slope.soft_scale = 1 / sums.e;
+  const core::BackwardSums means = {.wyg = sums.wdg - slope.coupling * sums.wd,
+                                    .wyy = sums.eyy / sums.e - mean * mean};
+  add_rule(rule, merged, row.beta, mean, sums.ties, means, line, slope);
+  return line;
+}
+
+core::BackwardLine line_of_softmax(const Rule& rule, const RowState& merged, const WeighedRow& row,
+                                   double mass, const GradientSums& sums, bool moves, RowSlope& slope) {
+  const core::BackwardSums means = {sums.wg / mass, sums.wdg / mass, sums.wd / mass, sums.wdd / mass};
+  core::BackwardLine line{.constant = -row.beta * means.wg, .g_factor = row.beta};
+  if (moves) add_rule(rule, merged, row.beta, row.mean, sums.ties, means, line, slope);
+  return line;
+}
+
+}  // namespace
 
 RowSlope row_slope(const Rule& rule, const RowState& merged, const WeighedRow& row, double mass,
                    const GradientSums& sums, BetaGradient beta_gradient) {
@@ -188,20 +229,12 @@ RowSlope row_slope(const Rule& rule, const RowState& merged, const WeighedRow& r
   if (merged.count == 0) slope.scale = 0;  // a sink alone has no weight
   if (!(slope.scale > 0)) return slope;
   slope.scale = 1 / mass;
-  const core::BackwardSums means = {sums.wg / mass, sums.wdg / mass, sums.wd / mass, sums.wdd / mass};
-  core::BackwardLine line{.constant = -row.beta * means.wg, .g_factor = row.beta};
-  if (beta_moves(rule, row.beta, beta_gradient)) {
-    if (!rule.needs_search()) {
-      core::add_rule_of_entropy(rule.slope(merged) / merged.z, means, line);
-      slope.plain_mean = merged.t / merged.z;
-    } else if (sums.ties > 0 && !core::unreachable(rule, static_cast<std::int64_t>(sums.ties))) {
-      core::add_rule_of_target(rule, row.beta, row.mean, sums.ties, means, line);
-    }
-  }
+  const bool moves = beta_moves(rule, row.beta, beta_gradient);
+  const core::BackwardLine line = row.tau < 0 ? line_of_threshold(rule, merged, row, sums, moves, slope)
+                                              : line_of_softmax(rule, merged, row, mass, sums, moves, slope);
   slope.constant = line.constant;
   slope.g_factor = line.g_factor;
   slope.y_factor = line.y_factor;
-  if (line.y_factor != 0) slope.mean = row.mean;  // else it may be anything
   slope.p_factor = line.p_factor;
   slope.peak_share = line.peak_share;
   return slope;

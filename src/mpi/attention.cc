@@ -2,9 +2,10 @@
 //
 //     rules none and fixed    one pass, one exchange of (state, mass, partial output)
 //     others                  states; exchange; beta (searches: an exchange per step); weights; exchange
+//     rows with a threshold   the same for all rules, and an exchange per step of its search before weights
 //
-// The second pass computes q k again: to write and read logits takes no less time, and memory. Where a rule
-// searches they are kept, if they fit into Ranks::keep_logits, else those of a block of queries at a time:
+// The second pass computes q k again: to write and read logits takes no less time, and memory. Where there is
+// a search they are kept, if they fit into Ranks::keep_logits, else those of a block of queries at a time:
 // every block packs the keys again, but each step of the search would cost all products. Few rows keep them
 // too, since products would read all keys again.
 #include <whet/error.h>
@@ -120,7 +121,15 @@ void merge_states(const Call& call, std::vector<RowState>& states) {
                         });
 }
 
-// Sums or GradientSums of every rank.
+// What GradientSums hold without a threshold.
+struct SoftmaxSums {
+  double wg, wdg, wd, wdd, ties;
+};
+SoftmaxSums add(const SoftmaxSums& a, const SoftmaxSums& b) {
+  return {a.wg + b.wg, a.wdg + b.wdg, a.wd + b.wd, a.wdd + b.wdd, a.ties + b.ties};
+}
+
+// Sums of any kind of every rank.
 template <typename Sums>
 void add_sums(const Group& group, std::span<Sums> sums) {
   group.merge_rows(std::as_bytes(sums), std::as_writable_bytes(sums), static_cast<std::int64_t>(sums.size()),
@@ -173,7 +182,13 @@ Rows forward_in_passes(const Call& call, bool keeps) {
     shard_sums(p.q, p.k, shard, at, sums, p.options, p.execution);
     add_sums(call.group, sums);
   };
-  choose_betas(p, rows, sums_at, [](bool here) { return here; });  // every rank has the same rows
+  const auto threshold_sums_at = [&](std::span<const RowScale> at, std::span<ThresholdSums> sums) {
+    shard_threshold_sums(p.q, p.k, shard, at, sums, p.options, p.execution);
+    add_sums(call.group, sums);
+  };
+  const auto any_left = [](bool here) { return here; };  // every rank has the same rows
+  choose_betas(p, rows, sums_at, any_left);
+  choose_thresholds(p, rows, threshold_sums_at, any_left);
   Records<WeighedHeader> records(p);
   compute_weighed(p, shard, scales_of(rows), records);
   merge_weighed(call, records, rows);
@@ -227,7 +242,7 @@ Rows forward_in_blocks(const Call& call, std::int64_t blocks) {
 
 Rows forward(const Call& call) {
   const Problem& p = call.problem;
-  if (p.knows_betas()) return forward_in_one_pass(call);
+  if (p.is_one_pass()) return forward_in_one_pass(call);
   const std::int64_t blocks = p.keeps_logits() ? blocks_that_fit(call) : 0;
   const bool per_row = p.options.lengths.size() > static_cast<std::size_t>(p.q.sizes[0]);
   if (blocks == 1) return forward_in_passes(call, true);
@@ -254,10 +269,20 @@ void add_parts(const Group& group, Array& parts) {
 std::vector<GradientSums> gradient_sums(const Call& call, const ConstView& dout, const Rows& rows,
                                         BetaGradient beta_gradient) {
   const Problem& p = call.problem;
-  if (!any_beta_moves(p, rows, beta_gradient)) return output_products(p, rows, dout);
+  if (!needs_sums(p, rows, beta_gradient)) return output_products(p, rows, dout);
   std::vector<GradientSums> sums(rows.states.size());
   shard_gradient_sums(p.q, p.k, p.v, dout, call.shard, rows.weighed, sums, p.options, p.execution);
-  add_sums(call.group, std::span(sums));
+  if (p.has_threshold()) {
+    add_sums(call.group, std::span(sums));
+    return sums;
+  }
+  std::vector<SoftmaxSums> few;
+  few.reserve(sums.size());
+  for (const GradientSums& s : sums) few.push_back({s.wg, s.wdg, s.wd, s.wdd, s.ties});
+  add_sums(call.group, std::span(few));
+  for (std::size_t i = 0; i < few.size(); ++i) {
+    sums[i] = {few[i].wg, few[i].wdg, few[i].wd, few[i].wdd, few[i].ties};
+  }
   return sums;
 }
 

@@ -17,6 +17,7 @@
 #include "attention_oracle.h"
 #include "attention_runs.h"
 #include "cases.h"
+#include "normalizer_cases.h"
 #include "shard_cases.h"
 
 namespace whet {
@@ -123,6 +124,7 @@ struct Way {
   std::size_t keep_logits = std::size_t{1} << 28;
   bool with_rows = true;
   BetaGradient mode = BetaGradient::through_rule;
+  std::string normalizer = "softmax";
 };
 
 std::vector<double> betas_of(const mpi::Rows& rows) {
@@ -134,6 +136,7 @@ std::vector<double> betas_of(const mpi::Rows& rows) {
 // Keys in place.
 Found over_keys(const oracle::Attention& p, DType type, const Cuts& keys, const Way& way = {}) {
   AttentionCall own(with_keys(p, first_of(keys), end_of(keys)), type, arithmetic_type(type));
+  own.options.normalizer = Normalizer::parse(way.normalizer);
   const mpi::Ranks where{.keep_logits = way.keep_logits};
   mpi::Rows rows;
   mpi::attention(own.q.view(), own.k.view(), own.v.view(), own.out.view(), own.options, where, &rows,
@@ -170,6 +173,7 @@ Found round_the_ring(const oracle::Attention& p, DType type, const Cuts& keys, c
                      const Way& way = {}) {
   const oracle::Attention mine = with_queries(p, first_of(queries), end_of(queries));
   AttentionCall own(mine, type, arithmetic_type(type));
+  own.options.normalizer = Normalizer::parse(way.normalizer);
   const std::vector<double> k = with_keys(p, first_of(keys), end_of(keys)).k.values,
                             v = with_keys(p, first_of(keys), end_of(keys)).v.values;
   const std::int64_t M = end_of(keys) - first_of(keys);
@@ -366,6 +370,53 @@ TEST(Mpi, TakesHardMaximum) {
   }
 }
 
+// Rows with a threshold, beside the oracle at the betas found; times the largest of them, since the rounding
+// of a logit moves a weight as much.
+void expect_with_threshold(const oracle::Attention& p, DType type, Found found, const Way& way) {
+  double largest_beta = 1;
+  for (const double beta : found.betas) largest_beta = std::max(largest_beta, beta);
+  const Expected expected =
+      whet::expect(way.normalizer, p, found.betas, way.mode == BetaGradient::through_rule);
+  const oracle::Gradients<double>& g = expected.gradients;
+  AttentionCall& got = *found.gradients;
+  expect_near(found.out, expected.out, type, "out", largest_beta);
+  expect_near(got.dq.values(), g.dq, type, "dq", largest_beta);
+  expect_near(got.dk.values(), g.dk, type, "dk", largest_beta);
+  expect_near(got.dv.values(), g.dv, type, "dv", largest_beta);
+  if (p.sinks.given()) expect_near(got.dsinks.values(), g.dsinks, type, "dsinks", largest_beta);
+}
+
+TEST(Mpi, GivesAttentionOfRowsWithAThreshold) {
+  const std::string names[] = {"sparsemax", "entmax15", "entmax:1.3"};
+  const std::vector<RuleCase> rules = rule_cases();
+  for (std::size_t n = 0; n < rules.size() && !any_failed(); ++n) {
+    Random random(10);
+    const DType type = kTypes[n % 4];
+    const bool many = n % 3 == 0;
+    oracle::Attention p = draw_problem(random, {1, 4, 2, many ? 40 : n % 3 == 1 ? 9 : 1, 61, 5, 3}, type);
+    p.rules = {rules[n].plain};
+    p.causal = n % 2 == 0;
+    p.align = Align::end;
+    if (n % 4 < 2) p.sinks = draw_array(random, {4}, arithmetic_type(type), 2);
+    const Way way{.keep_logits = many         ? std::size_t{0}
+                                 : n % 3 == 1 ? 4 * 61 * 4 * 14
+                                              : std::size_t{1} << 28,
+                  .with_rows = n % 2 == 0,
+                  .mode = n % 5 == 0 ? BetaGradient::held : BetaGradient::through_rule,
+                  .normalizer = names[n / 2 % 3]};
+    const int turn = static_cast<int>(n);
+    const Cuts keys = cuts_of(p.M, turn), queries = cuts_of(p.N, turn / 2 + 1);
+    SCOPED_TRACE(way.normalizer + ", keys " + testing::PrintToString(keys) + ", " + name_of(type) +
+                 ", rule " + rules[n].rule.name());
+    {
+      SCOPED_TRACE("keys in place");
+      expect_with_threshold(p, type, over_keys(p, type, keys, way), way);
+    }
+    SCOPED_TRACE("ring");
+    expect_with_threshold(p, type, round_the_ring(p, type, keys, queries, way), way);
+  }
+}
+
 // A sink of NaN or +inf breaks rows with a visible key, wherever that is, and doesn't exist for others. So
 // does a broken key.
 TEST(Mpi, BreaksTheRowsThatAttentionBreaks) {
@@ -478,8 +529,8 @@ TEST_F(Errors, OfOneRankReachAll) {
   expect("softcap: is -1, must be 0 (none) or finite and at least 1.1754943508222875e-38 (rank " + number +
          ")");
   options.softcap = 0;
-  options.normalizer = Normalizer::parse("sparsemax");
-  expect("normalizer: is sparsemax, which can't be merged from shards of keys (rank 0)");
+  options.normalizer = Normalizer::parse("top-k:3");
+  expect("normalizer: is top-k:3, which can't be merged from shards of keys (rank 0)");
 }
 
 TEST_F(Errors, OfLengthsBeyondAllKeys) {

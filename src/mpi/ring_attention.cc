@@ -5,8 +5,9 @@
 //     rules none and fixed    one lap of keys and values, partial outputs measured from their own maximum
 //     others                  a lap of keys: states; searches: a lap of keys per step; a lap of both: weights
 //                             With logits kept the steps need no lap, and the last one carries values alone.
-//     backward                where beta follows the logits a lap: sums. Then one on which dk and dv go
-//     along.
+//     rows with a threshold   the same for all rules; its search has steps, too
+//     backward                where beta follows the logits, or there is a threshold, a lap: sums. Then one
+//                             on which dk and dv go along.
 #include <whet/error.h>
 #include <whet/mpi.h>
 
@@ -111,7 +112,7 @@ Cuts agreed_cuts(const Group& group, const Problem& p, const Fields& fields, con
 }
 
 bool keeps_logits(const Problem& p, const Cuts& cuts, std::size_t budget) {
-  if (!p.searches()) return false;
+  if (!p.searches() && !p.has_threshold()) return false;
   const auto all = static_cast<double>(p.q.sizes[0] * p.heads()) *
                    static_cast<double>(cuts.queries.largest()) * static_cast<double>(cuts.keys.all()) *
                    static_cast<double>(bytes_of(p.arithmetic()));
@@ -225,18 +226,25 @@ Rows forward_in_laps(const Call& call, Ring& ring) {
              for (std::size_t i = 0; i < states.size(); ++i)
                rows.states[i] = merge(rows.states[i], states[i]);
            });
-  std::vector<RowSums> part(rows.states.size());
-  const auto sums_at = [&](std::span<const RowScale> at, std::span<RowSums> sums) {
+  // `of`: shard_sums or shard_threshold_sums.
+  const auto add_up = [&](auto of, std::span<const RowScale> at, auto sums) {
+    std::vector<typename decltype(sums)::value_type> part(sums.size());
     const auto add_sums = [&](int source, const ConstView& k, const ConstView& v,
                               const Execution& execution) {
       const Problem p = call.with(source, k, v, execution);
-      shard_sums(p.q, p.k, shard_with(call, source, logits), at, part, p.options, p.execution);
+      of(p.q, p.k, shard_with(call, source, logits), at, part, p.options, p.execution);
       for (std::size_t i = 0; i < part.size(); ++i) sums[i] = whet::add(sums[i], part[i]);
     };
     if (!call.keeps_logits) return ring.lap({.values = false}, add_sums);
     for (int source = 0; source < call.group.size(); ++source) {
       add_sums(source, ring.no_keys(source), {}, call.problem.execution);
     }
+  };
+  const auto sums_at = [&](std::span<const RowScale> at, std::span<RowSums> sums) {
+    add_up(shard_sums, at, sums);
+  };
+  const auto threshold_sums_at = [&](std::span<const RowScale> at, std::span<ThresholdSums> sums) {
+    add_up(shard_threshold_sums, at, sums);
   };
   const auto any_left = [&](bool here) {
     if (call.keeps_logits) return here;
@@ -245,6 +253,7 @@ Rows forward_in_laps(const Call& call, Ring& ring) {
                                [](int other) { return other != 0; });
   };
   choose_betas(call.problem, rows, sums_at, any_left);
+  choose_thresholds(call.problem, rows, threshold_sums_at, any_left);
   Accumulator sums(call.problem);
   Records<WeighedHeader> records(call.problem);
   const std::vector<RowScale> scales = scales_of(rows);
@@ -258,7 +267,7 @@ Rows forward_in_laps(const Call& call, Ring& ring) {
 }
 
 Rows forward(const Call& call, Ring& ring) {
-  return call.problem.knows_betas() ? forward_in_one_lap(call, ring) : forward_in_laps(call, ring);
+  return call.problem.is_one_pass() ? forward_in_one_lap(call, ring) : forward_in_laps(call, ring);
 }
 
 // ---- Backward ----
@@ -347,7 +356,7 @@ class BiasGradient {
 
 std::vector<GradientSums> gradient_sums(const Call& call, Ring& ring, const ConstView& dout, const Rows& rows,
                                         BetaGradient beta_gradient) {
-  const int moves = any_beta_moves(call.problem, rows, beta_gradient) ? 1 : 0;
+  const int moves = needs_sums(call.problem, rows, beta_gradient) ? 1 : 0;
   const auto all = call.group.gather<int>(std::span(&moves, 1));
   if (std::ranges::none_of(all, [](int m) { return m != 0; }))
     return output_products(call.problem, rows, dout);

@@ -52,13 +52,16 @@ const Rule& Problem::rule(std::int64_t row) const {
   return options.head_rules[static_cast<std::size_t>(row / queries() % heads())];
 }
 
-bool Problem::knows_betas() const {
+bool Problem::is_one_pass() const {
   if (is_hard()) return true;
+  if (has_threshold()) return false;
   const auto known = [&](const Rule& rule) { return is_known(rule, is_given(options.sinks)); };
   return options.head_rules.empty() ? known(options.rule) : std::ranges::all_of(options.head_rules, known);
 }
 
-bool Problem::keeps_logits() const { return searches() || queries() * (heads() / k.sizes[1]) <= kFewRows; }
+bool Problem::keeps_logits() const {
+  return searches() || has_threshold() || queries() * (heads() / k.sizes[1]) <= kFewRows;
+}
 
 bool Problem::searches() const {
   if (is_hard()) return false;
@@ -129,10 +132,31 @@ void choose_betas(const Problem& problem, Rows& rows, const SumsAt& sums_at, con
   for (const RowSearch& s : searches) rows.weighed[s.row].beta = s.search.beta();
 }
 
+void choose_thresholds(const Problem& problem, Rows& rows, const ThresholdSumsAt& sums_at,
+                       const AnyLeft& any_left) {
+  if (!problem.has_threshold()) return;
+  std::vector<ThresholdSearch> searches;
+  searches.reserve(rows.states.size());
+  for (std::size_t i = 0; i < rows.states.size(); ++i) {
+    searches.emplace_back(problem.options.normalizer, rows.states[i], rows.weighed[i].beta,
+                          problem.arithmetic());
+  }
+  std::vector<ThresholdSums> sums(searches.size());
+  const auto left = [&] {
+    for (std::size_t i = 0; i < searches.size(); ++i) rows.weighed[i].tau = searches[i].tau();
+    return std::ranges::any_of(searches, [](const ThresholdSearch& s) { return !s.done(); });
+  };
+  while (any_left(left())) {
+    std::ranges::fill(sums, ThresholdSums{});
+    sums_at(scales_of(rows), sums);
+    for (std::size_t i = 0; i < searches.size(); ++i) searches[i].absorb(sums[i]);
+  }
+}
+
 std::vector<RowScale> scales_of(const Rows& rows) {
   std::vector<RowScale> scales;
   scales.reserve(rows.weighed.size());
-  for (const WeighedRow& row : rows.weighed) scales.push_back({row.max, row.beta});
+  for (const WeighedRow& row : rows.weighed) scales.push_back({row.max, row.beta, row.tau});
   return scales;
 }
 
@@ -205,7 +229,8 @@ void compute_weighed(const Problem& p, const Shard& shard, std::span<const RowSc
   for (std::size_t i = 0; i < scales.size(); ++i) records.header(static_cast<std::int64_t>(i)) = {masses[i]};
 }
 
-bool any_beta_moves(const Problem& problem, const Rows& rows, BetaGradient beta_gradient) {
+bool needs_sums(const Problem& problem, const Rows& rows, BetaGradient beta_gradient) {
+  if (problem.has_threshold()) return true;
   for (std::size_t i = 0; i < rows.weighed.size(); ++i) {
     if (beta_moves(problem.rule(static_cast<std::int64_t>(i)), rows.weighed[i].beta, beta_gradient))
       return true;

@@ -34,8 +34,9 @@ struct Problem {
 
   // The rule of a row; of none with hard, whose weights no beta changes.
   const Rule& rule(std::int64_t row) const;
-  bool knows_betas() const;  // before any state: none and fixed
-  bool searches() const;
+  bool has_threshold() const { return needs_threshold(options.normalizer); }
+  bool is_one_pass() const;   // betas are known before any state (none and fixed), and nothing else is needed
+  bool searches() const;      // a beta
   bool keeps_logits() const;  // from one pass to the next, if there is room
 
   // Queries [first, first + count) of it.
@@ -49,7 +50,7 @@ std::string problem_of(const std::function<void(const Shard& shard)>& check, con
 // Rows for all rows of the problem.
 Rows empty_rows(const Problem& problem);
 
-// The beta of every row, where knows_betas(); whatever the row holds, it is that rule's.
+// The beta of every row, where is_one_pass(); whatever the row holds, it is that rule's.
 std::vector<double> known_betas(const Problem& problem);
 
 // Puts the sums of all keys at each row's maximum and beta into `sums`.
@@ -59,6 +60,13 @@ using AnyLeft = std::function<bool(bool here)>;
 
 // Fills rows.weighed from rows.states: in as many steps as the slowest search takes.
 void choose_betas(const Problem& problem, Rows& rows, const SumsAt& sums_at, const AnyLeft& any_left);
+
+// Puts the sums of all keys at each row's maximum, beta and threshold into `sums`.
+using ThresholdSumsAt = std::function<void(std::span<const RowScale> at, std::span<ThresholdSums> sums)>;
+
+// Fills in the thresholds of rows.weighed, where the problem has them.
+void choose_thresholds(const Problem& problem, Rows& rows, const ThresholdSumsAt& sums_at,
+                       const AnyLeft& any_left);
 
 std::vector<RowScale> scales_of(const Rows& rows);
 
@@ -110,10 +118,10 @@ void compute_weighed(const Problem& problem, const Shard& shard, std::span<const
 
 // ---- The gradient ----
 
-// Whether any beta follows the logits.
-bool any_beta_moves(const Problem& problem, const Rows& rows, BetaGradient beta_gradient);
+// Whether some row needs the sums of all keys: its beta follows the logits, or it has a threshold.
+bool needs_sums(const Problem& problem, const Rows& rows, BetaGradient beta_gradient);
 
-// For rows whose beta stays: the mass times <dout, out>.
+// For other rows: the mass times <dout, out>.
 std::vector<GradientSums> output_products(const Problem& problem, const Rows& rows, const ConstView& dout);
 
 std::vector<RowSlope> slopes_of(const Problem& problem, const Rows& rows, std::span<const GradientSums> sums,

@@ -40,6 +40,8 @@ class Problem:
             steps += 1
             assert steps < 100
         rows = search.rows
+        if options.get("normalizer", "hard") not in ("softmax", "hard"):
+            rows = self.thresholds(merged, rows, every, options["normalizer"])
         outs, masses = zip(*(shards.attention(q, k, v, rows, **given) for k, v, given in every))
         out, mass = shards.merge_outputs(outs, masses, np.float64), sum(masses)
         for _, _, given in every:
@@ -57,6 +59,14 @@ class Problem:
             columns = [one.dbias for one in found]
             joined["dbias"] = sum(columns) if options["bias"].shape[-1] == 1 else np.concatenate(columns, -1)
         return out.astype(q.dtype), {**added, **joined}
+
+    def thresholds(self, merged, rows, every, normalizer):
+        search, steps = shards.ThresholdSearch(merged, rows, normalizer, self.q.dtype), 0
+        while not search.done:
+            search.absorb(sum(shards.threshold_sums(self.q, k, search.rows, **given) for k, _, given in every))
+            steps += 1
+            assert steps < 20
+        return search.rows
 
     def check(self, cuts, rule=None, hold_beta=False, keep_logits=False, close=None, **options):
         close = close or CLOSE
@@ -82,6 +92,19 @@ def test_every_rule_and_cut(rule, cuts):
 @pytest.mark.parametrize("rule", ["none", "paper", "target-peak:0.6"])
 def test_every_option(options, rule):
     Problem().check(CUTS["empty"], rule, **options)
+
+
+@pytest.mark.parametrize("normalizer", ["sparsemax", "entmax15", "entmax:1.3"])
+@pytest.mark.parametrize("options", [
+    dict(), dict(keep_logits=True), dict(hold_beta=True), dict(sinks=drawn(4, seed=7), is_causal=True),
+    dict(mask=drawn(1, 1, 9, 41, seed=5) > -0.5), dict(lengths=np.array([13, 0]))], ids=lambda options: "+".join(options))
+@pytest.mark.parametrize("rule", ["none", "paper", "target-entropy:0.7"])
+def test_thresholds(normalizer, options, rule):
+    Problem().check(CUTS["empty"], rule, normalizer=normalizer, **options)
+    if rule != "target-entropy:0.7" and not options.get("keep_logits"):
+        exact = Problem(dtype=np.float64)
+        given = {name: value.astype(np.float64) if name == "sinks" else value for name, value in options.items()}
+        exact.check(CUTS["three"], rule, normalizer=normalizer, close=dict(rtol=1e-9, atol=1e-11), **given)
 
 
 def test_a_beta_that_is_held():
@@ -122,7 +145,7 @@ def test_fewer_axes():
 def test_rows_that_see_nothing():
     q, k = drawn(2, 4), drawn(0, 4)
     rows = shards.Search(shards.states(q, k, first_key=0, all_keys=0), "target-peak:0.9").rows
-    np.testing.assert_array_equal(rows[:, 1:], [[1, 0]] * 2)
+    np.testing.assert_array_equal(rows[:, 1:], [[1, 0, 0]] * 2)
     out, mass = shards.attention(q, k, k, rows, first_key=0, all_keys=0)
     np.testing.assert_array_equal(shards.merge_outputs([out], [mass]), 0)
 
@@ -135,21 +158,24 @@ WHOLE = dict(first_key=0, all_keys=6)
     (lambda q, s, r: shards.states(q, q, first_key=0), "all_keys: not given"),
     (lambda q, s, r: shards.states(q, q, first_key=3, all_keys=6), "first_key: "),
     (lambda q, s, r: shards.states(q, q, rule="paper", **WHOLE), "rule: isn't an option of a shard"),
-    (lambda q, s, r: shards.states(q, q, normalizer="sparsemax", **WHOLE), "normalizer: "),
+    (lambda q, s, r: shards.states(q, q, normalizer="top-k:2", **WHOLE), "normalizer: "),
+    (lambda q, s, r: shards.ThresholdSearch(s, r, "top-k:2"), "normalizer: is top-k:2, must be sparsemax"),
+    (lambda q, s, r: shards.ThresholdSearch(s, r, "sparsemax").absorb(r), "sums: its shape is (6, 4), must be (6, 3)"),
+    (lambda q, s, r: shards.threshold_sums(q, q, r, **WHOLE), "normalizer: is softmax, must be sparsemax"),
     (lambda q, s, r: shards.states(q, q[:, :2], **WHOLE), "key: "),
     (lambda q, s, r: shards.states(q, q, is_causal=1, **WHOLE), "is_causal: is a int"),
     (lambda q, s, r: shards.states(q, q, logits=np.empty((6, 5), np.float32), **WHOLE), "logits: "),
     (lambda q, s, r: shards.Search(r), "states: its dtype is float64, must be whet.STATE"),
     (lambda q, s, r: shards.Search(s, ["none"] * 2), "rule: 2 are given"),
-    (lambda q, s, r: shards.Search(s, "target-peak:0.9").absorb(r), "sums: its shape is (6, 3), must be (6, 5)"),
-    (lambda q, s, r: shards.sums(q, q, r[:5], **WHOLE), "rows: its shape is (5, 3), must be (6, 3)"),
+    (lambda q, s, r: shards.Search(s, "target-peak:0.9").absorb(r), "sums: its shape is (6, 4), must be (6, 5)"),
+    (lambda q, s, r: shards.sums(q, q, r[:5], **WHOLE), "rows: its shape is (5, 4), must be (6, 4)"),
     (lambda q, s, r: shards.attention(q, q, q, r.astype(np.float32), **WHOLE), "rows: its dtype is float32"),
     (lambda q, s, r: shards.merge_outputs([], []), "outs: none given"),
     (lambda q, s, r: shards.merge_outputs([q], []), "masses: 0 given"),
     (lambda q, s, r: shards.merge_outputs([q, q[1:]], [q[:, 0]] * 2), "outs: one has the shape (5, 4)"),
     (lambda q, s, r: shards.output_sums(q, q[1:], q[:, 0]), "dout: its shape is (5, 4)"),
-    (lambda q, s, r: shards.slopes(s, r, q[:5, 0], np.zeros((6, 5))), "mass: its shape is (5,), must be (6,)"),
-    (lambda q, s, r: shards.backward(q, q, q, q[1:], np.zeros((6, 10)), **WHOLE), "dout: "),
+    (lambda q, s, r: shards.slopes(s, r, q[:5, 0], np.zeros((6, 9))), "mass: its shape is (5,), must be (6,)"),
+    (lambda q, s, r: shards.backward(q, q, q, q[1:], np.zeros((6, 13)), **WHOLE), "dout: "),
     (lambda q, s, r: shards.backward(q, q, q, q, np.zeros((6, 9)), **WHOLE), "slopes: its shape is (6, 9)"),
 ])
 def test_wrong_arguments_are_refused_by_name(call, text):

@@ -28,7 +28,7 @@ __all__ = ["attention"]
 
 _NAMES = {"q": "query", "k": "key", "v": "value", "mask": "attn_mask", "bias": "attn_mask", "causal": "is_causal",
           "window_left": "window", "window_right": "window", "dout": "grad"}
-_STATE, _SCALE, _WEIGHED, _SUMS, _SLOPE = 6, 2, 3, 5, 10  # numbers of a record
+_STATE, _SCALE, _WEIGHED, _SUMS, _THRESHOLD, _GRADIENT, _SLOPE = 6, 3, 4, 5, 3, 9, 13  # numbers of a record
 _MAX, _Z, _T = 2, 3, 4  # places in a state
 _FEW = 16  # rows that share their keys, up to which nothing is packed
 _GATHERED = 8192  # numbers that are gathered rather than reduced: one exchange less
@@ -53,9 +53,10 @@ def attention(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
         group: the processes. Default: all.
         shard_queries: queries, too, are cut in the order of ranks, and each process gets the output of its own. They
             are gathered, and the outputs scattered. query_scale is then of all queries.
-        normalizer: "softmax" or "hard"; the others need more of a row than processes exchange.
-        keep_logits: bytes in which a rule that searches its beta may keep the logits of some queries at a time, so that
-            they needn't be computed again after each step. The same on every process.
+        normalizer: "softmax", "hard", "sparsemax", "entmax15" or "entmax:A"; the others need more of a row than processes
+            exchange.
+        keep_logits: bytes in which the search for a beta or a threshold may keep the logits of some queries at a time, so
+            that they needn't be computed again after each step. The same on every process.
 
     Returns:
         The output (B, H, N, E), the same on every process; with shard_queries, that of its own queries. Backward
@@ -99,7 +100,7 @@ class _Row(NamedTuple):
     """What forward leaves of the rows, in the order of attention's rows, the same on every process."""
 
     states: Tensor  # (B, H, N, 6) int64
-    weighed: Tensor  # (B, H, N, 3)
+    weighed: Tensor  # (B, H, N, 4): maximum, beta, mean, threshold
     mass: Tensor  # (B, H, N)
 
 
@@ -150,7 +151,7 @@ class _Sides(NamedTuple):
 
 def _forward(run: _Run, query: Tensor, key: Tensor, value: Tensor, sides: _Sides) -> tuple[_Row, Tensor]:
     """The rows, and the sums of weighted values of all processes, not normalised."""
-    betas = _known_betas(run.settings["rule"], query, sides.sinks is not None)
+    betas = None if _has_threshold(run) else _known_betas(run.settings["rule"], query, sides.sinks is not None)
     if betas is None:
         return _forward_in_two(run, query, key, value, sides)
     return _forward_in_one(run, query, key, value, sides, betas)
@@ -201,7 +202,7 @@ def _forward_in_one(run: _Run, query: Tensor, key: Tensor, value: Tensor, sides:
         dist.all_reduce(sums, group=run.group)
         mass, total = sums[..., size].to(torch.float64).contiguous(), sums[..., :size]
     means = (merged.view(torch.float64)[..., _T] / merged.view(torch.float64)[..., _Z]).nan_to_num()
-    return _Row(merged, torch.stack([top, betas, means], -1), mass), total
+    return _Row(merged, torch.stack([top, betas, means, torch.zeros_like(top)], -1), mass), total
 
 
 def _forward_in_two(run: _Run, query: Tensor, key: Tensor, value: Tensor, sides: _Sides) -> tuple[_Row, Tensor]:
@@ -228,30 +229,35 @@ def _forward_in_two(run: _Run, query: Tensor, key: Tensor, value: Tensor, sides:
         merged, *others = _all(merged, run.group)
         for other in others:  # in the order of ranks, so that every process has the same bits
             _core.merge(by_address(merged), by_address(other), by_address(merged))
-        scales, means = _betas(run, merged, q, k, options)
+        scales, means = _scales(run, merged, q, k, options)
+        if _has_threshold(run):
+            _find_thresholds(run, merged, scales, q, k, options, arithmetic == torch.float64)
         masses = torch.empty(own.shape[:3], dtype=torch.float64)
         call(_core.shard_attention, _NAMES, q, k, v, by_address(scales), by_address(sums[:, :, block, :size]),
              by_address(masses), **options)
         states[:, :, block], sums[:, :, block, size] = merged, masses.to(arithmetic)
-        weighed[:, :, block] = torch.cat([scales, means[..., None]], -1)
+        weighed[:, :, block] = torch.stack([*scales[..., :2].unbind(-1), means, scales[..., 2]], -1)
     dist.all_reduce(sums, group=run.group)
     return _Row(states, weighed, sums[..., size].to(torch.float64).contiguous()), sums[..., :size]
 
 
 def _block(run: _Run, query: Tensor, key_heads: int) -> int:
     """Queries whose logits are kept; 0: none, and products are computed again, which takes no longer than to write and read
-    them. Rules that search would compute them in every step, and few queries would read all keys again."""
+    them. A search would compute them in every step, and few queries would read all keys again."""
     batch, heads, queries, _ = query.shape
     few = queries * (heads // max(1, key_heads)) <= _FEW
-    if not few and not any(_searches(rule) for rule in run.settings["rule"]):
+    if not few and not _has_threshold(run) and not any(_searches(rule) for rule in run.settings["rule"]):
         return 0
     return min(queries, run.keep_logits // max(1, batch * heads * max(run.shard.keys) * _arithmetic(query).itemsize))
 
 
-def _betas(run: _Run, merged: Tensor, q: Any, k: Any, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
-    """Maximum and beta of every row, and a number near the mean of y = x - max under its weights."""
+def _scales(run: _Run, merged: Tensor, q: Any, k: Any, options: dict[str, Any]) -> tuple[Tensor, Tensor]:
+    """Maximum and beta of every row with a place for its threshold, and a number near the mean of y = x - max under its
+    weights."""
     numbers = merged.view(torch.float64)
-    scales = torch.stack([numbers[..., _MAX], torch.ones_like(numbers[..., _MAX])], -1)
+    top = numbers[..., _MAX]
+    scales = torch.zeros((*top.shape, _SCALE), dtype=torch.float64)
+    scales[..., 0], scales[..., 1] = top, 1
     means = (numbers[..., _T] / numbers[..., _Z]).nan_to_num()
     searches = []
     for heads, rule in _by_rule(run.settings["rule"], merged.shape[1]):
@@ -278,18 +284,36 @@ def _betas(run: _Run, merged: Tensor, q: Any, k: Any, options: dict[str, Any]) -
     return scales, means
 
 
+def _find_thresholds(run: _Run, merged: Tensor, scales: Tensor, q: Any, k: Any, options: dict[str, Any],
+                     wide: bool) -> None:
+    """Puts the threshold of every row into its scale. `wide`: arithmetic is in float64."""
+    betas, taus = scales[..., 1].contiguous(), torch.empty(merged.shape[:3], dtype=torch.float64)
+    search = _core.ThresholdSearches(run.settings["normalizer"], by_address(merged), by_address(betas), wide)
+    while True:
+        done = search.taus(by_address(taus))
+        scales[..., 2] = taus
+        if done:
+            return
+        sums = torch.empty((*merged.shape[:3], _THRESHOLD), dtype=torch.float64)
+        call(_core.shard_threshold_sums, _NAMES, q, k, by_address(scales), by_address(sums), **options)
+        added = _total(sums, run.group)
+        search.absorb(by_address(added))
+
+
 def _backward(run: _Run, query: Tensor, key: Tensor, value: Tensor, dout: Tensor, sides: _Sides, row: _Row,
               exact: Tensor, wanted: dict[str, bool]) -> dict[str, Tensor | None]:
     """Gradients by name; those of queries, sinks and query_scale are of all processes."""
     options = {**_shared(run), **sides.addresses()}
     q, k, v, g = (by_address(tensor) for tensor in (query, key, value, dout))
     rules, hold = run.settings["rule"], run.settings["hold_beta"]
-    sums = torch.zeros((*query.shape[:3], _SUMS), dtype=torch.float64)
+    sums = torch.zeros((*query.shape[:3], _GRADIENT), dtype=torch.float64)
     groups = list(_by_rule(rules, query.shape[1]))
     betas = {rule: row.weighed[:, heads, :, 1].contiguous() for heads, rule in groups}
-    if any(_core.betas_move(by_address(found), rule, hold) for rule, found in betas.items()):
+    threshold = _has_threshold(run)
+    if threshold or any(_core.betas_move(by_address(found), rule, hold) for rule, found in betas.items()):
         call(_core.shard_gradient_sums, _NAMES, q, k, v, g, by_address(row.weighed), by_address(sums), **options)
-        sums = _total(sums, run.group)
+        count = _GRADIENT if threshold else _SUMS  # the others are 0
+        sums[..., :count] = _total(sums[..., :count], run.group)
     else:
         sums[..., 0] = row.mass * (dout.to(torch.float64) * exact).sum(-1)
     slopes = torch.empty((*query.shape[:3], _SLOPE), dtype=torch.float64)
@@ -341,7 +365,10 @@ def _settings(query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | Non
     if align not in ("start", "end"):
         raise ValueError(f"align: is {align!r}, must be 'start' or 'end'")
     if normalizer not in ("softmax", "hard"):
-        raise ValueError(f"normalizer: is {normalizer!r}, must be 'softmax' or 'hard', which processes can merge")
+        normalizer = _core.normalizer_name(normalizer)
+        if not _core.needs_threshold(normalizer):
+            raise ValueError(f"normalizer: is {normalizer!r}, must be 'softmax', 'hard', 'sparsemax', 'entmax15' or "
+                             "'entmax:A', which processes can merge")
     names = rule_names(rule)
     rules = [with_file_read(name) for name in names] if isinstance(names, list) else [with_file_read(names or "none")]
     if len(rules) not in (1, query.shape[1]):
@@ -415,6 +442,10 @@ def _by_rule(rules: list[str], heads: int) -> list[tuple[list[int], str]]:
 
 def _searches(rule: str) -> bool:
     return rule.startswith("target-")
+
+
+def _has_threshold(run: _Run) -> bool:
+    return run.settings["normalizer"] not in ("softmax", "hard")
 
 
 def _arithmetic(query: Tensor) -> torch.dtype:

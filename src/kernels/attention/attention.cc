@@ -235,6 +235,22 @@ void shard_sums(ConstView q, ConstView k, const Shard& shard, std::span<const Ro
   kernels::run_attention(run);
 }
 
+void shard_threshold_sums(ConstView q, ConstView k, const Shard& shard, std::span<const RowScale> rows,
+                          std::span<ThresholdSums> out, const AttentionOptions& options,
+                          const Execution& execution) {
+  kernels::check_merges_shards(options.normalizer);
+  kernels::check_threshold(options.normalizer, true);
+  kernels::AttentionRun run{.job = core::shard_job(q, k, {}, {}, shard, options, execution),
+                            .pass = kernels::Pass::threshold,
+                            .scales = rows,
+                            .threshold_sums = out};
+  core::check_one_a_row(rows.size(), run.job, "rows");
+  core::check_one_a_row(out.size(), run.job, "out");
+  core::check_apart(run.job, {out, "out"});
+  core::check_apart({out, "out"}, {rows, "rows"});
+  kernels::run_attention(run);
+}
+
 void shard_attention(ConstView q, ConstView k, ConstView v, const Shard& shard,
                      std::span<const RowScale> rows, View out, std::span<double> mass,
                      const AttentionOptions& options, const Execution& execution) {
@@ -257,6 +273,7 @@ void shard_partial_attention(ConstView q, ConstView k, ConstView v, const Shard&
                              std::span<double> mass, const AttentionOptions& options,
                              const Execution& execution) {
   kernels::check_merges_shards(options.normalizer);
+  kernels::check_threshold(options.normalizer, false);
   kernels::AttentionRun run{.job = core::shard_job(q, k, v, out, shard, options, execution),
                             .pass = kernels::Pass::partial,
                             .betas = betas,

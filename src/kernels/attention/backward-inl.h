@@ -193,13 +193,15 @@ HWY_INLINE void AddPartOfSink(const BackwardBlock<T>& block, std::int64_t row) {
   const BackwardRun& run = block.run;
   const auto index = static_cast<std::size_t>(block.index(row));
   // The weights of one without beta have no gradient.
-  const bool moves = kernels::entry_of(run.job.options.normalizer).uses_beta;
-  const auto sink = static_cast<double>(moves ? SinkOf<T>(run.job, block.unit.head(block.first_row + row))
-                                              : kMinusInfinity<T>);
+  const core::NormalizerEntry& entry = kernels::entry_of(run.job.options.normalizer);
+  const double power =
+      entry.threshold_power == nullptr ? 0 : entry.threshold_power(run.job.options.normalizer.parameter());
+  const auto sink = static_cast<double>(
+      entry.uses_beta ? SinkOf<T>(run.job, block.unit.head(block.first_row + row)) : kMinusInfinity<T>);
   if (run.pass == BackwardPass::sums) {
-    run.sums[index] = SumsOfSink(sink, run.weighed[index]);
+    run.sums[index] = SumsOfSink(sink, run.weighed[index], power);
   } else {
-    AddSink(block, row, static_cast<T>(GradientOfSink(sink, run.slopes[index])));
+    AddSink(block, row, static_cast<T>(GradientOfSink(sink, run.slopes[index], power)));
   }
 }
 

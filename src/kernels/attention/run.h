@@ -31,10 +31,11 @@ inline constexpr std::int64_t logit_stride(std::int64_t keys) { return padded(ke
 // What is wanted of the rows.
 enum class Pass {
   attention,
-  states,  // shard_states
-  sums,    // shard_sums
-  shard,   // shard_attention
-  partial  // shard_partial_attention
+  states,     // shard_states
+  sums,       // shard_sums
+  threshold,  // shard_threshold_sums
+  shard,      // shard_attention
+  partial     // shard_partial_attention
 };
 
 // Scratch of one worker.
@@ -56,12 +57,13 @@ struct AttentionRun {
   core::AttentionJob job;
   core::AttentionPlan plan{};
   Pass pass = Pass::attention;
-  PackedShard::Memory* packed = nullptr;  // of a shard whose calls share what is packed
-  std::span<const RowScale> scales{};     // sums, shard
-  std::span<const double> betas{};        // partial
-  std::span<RowState> states{};           // states, partial
-  std::span<RowSums> sums{};              // sums
-  std::span<double> mass{};               // shard, partial
+  PackedShard::Memory* packed = nullptr;      // of a shard whose calls share what is packed
+  std::span<const RowScale> scales{};         // sums, threshold, shard
+  std::span<const double> betas{};            // partial
+  std::span<RowState> states{};               // states, partial
+  std::span<RowSums> sums{};                  // sums
+  std::span<ThresholdSums> threshold_sums{};  // threshold
+  std::span<double> mass{};                   // shard, partial
 
   std::int64_t units = 0;     // sequences x key heads
   std::int64_t max_rows = 0;  // of a unit
@@ -81,7 +83,8 @@ struct AttentionRun {
   // A shard's logits may outlive the pass that computed them.
   bool keeps_logits() const { return pass == Pass::states && job.logits.data != nullptr; }
   bool has_logits() const {
-    return (pass == Pass::sums || pass == Pass::shard) && job.logits.data != nullptr;
+    return (pass == Pass::sums || pass == Pass::threshold || pass == Pass::shard) &&
+           job.logits.data != nullptr;
   }
   bool has_outputs() const { return pass == Pass::attention || pass == Pass::shard || pass == Pass::partial; }
 };

@@ -1,8 +1,9 @@
-// A row of a shard: its state, its sums at a given beta, or its weights there. The largest logit and beta
-// come from the exchange between shards; where beta is known without one, state and weights are one pass, and
-// the weights are measured from the largest logit of this shard.
+// A row of a shard: its state, its sums at a given beta or threshold, or its weights there. The largest
+// logit, beta and threshold come from the exchanges between shards; where beta is known without one, and
+// there is no threshold, state and weights are one pass, and the weights are measured from the largest logit
+// of this shard.
 //
-// Each of the other three passes computes the logits again, 2 D flops per row and key, unless the caller
+// Each of the other passes computes the logits again, 2 D flops per row and key, unless the caller
 // gives memory for them, 4 bytes per row and key: else what is kept between passes are a few numbers per row.
 #if defined(WHET_KERNELS_ATTENTION_SHARD_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_ATTENTION_SHARD_INL_H_
@@ -45,6 +46,16 @@ HWY_INLINE void LoadLogits(const AttentionRun& run, const Unit& unit, std::int64
           from.strides[3], range.size(), x + range.begin);
 }
 
+// The sums of a step of the search for the threshold.
+template <typename T>
+HWY_INLINE ThresholdSums ShardThresholdSums(const AttentionRun& run, const RowInput<T>& input,
+                                            const RowScale& scale) {
+  if (std::isnan(scale.beta) || std::isnan(scale.tau))
+    return {.high = std::numeric_limits<double>::quiet_NaN()};
+  if (!(scale.max > -std::numeric_limits<double>::infinity())) return {};
+  return FunctionsOf<T>(run.job.options.normalizer).threshold_part(input, static_cast<T>(scale.max), scale);
+}
+
 // Sums of the weights of the row, or the moments of a search; the weights themselves lie in `out`.
 template <typename T>
 HWY_INLINE Sums ShardSums(const AttentionRun& run, const RowInput<T>& input, const RowScale& scale, T* out) {
@@ -54,7 +65,7 @@ HWY_INLINE Sums ShardSums(const AttentionRun& run, const RowInput<T>& input, con
   if (run.pass == Pass::sums) {
     return Measure<4>(input.x, static_cast<T*>(nullptr), input.size(), top, scale.beta);
   }
-  return FunctionsOf<T>(run.job.options.normalizer).weigh_part(input, top, scale.beta, out);
+  return FunctionsOf<T>(run.job.options.normalizer).weigh_part(input, top, scale, out);
 }
 
 template <typename T>
@@ -74,6 +85,10 @@ HWY_NOINLINE RowResult<T> ShardRow(const AttentionRun& run, std::int64_t row, co
     scale = run.scales[index];
   }
   result.beta = scale.beta;
+  if (run.pass == Pass::threshold) {
+    run.threshold_sums[index] = ShardThresholdSums(run, input, scale);
+    return result;
+  }
   result.sums = ShardSums(run, input, scale, out);
   if (run.pass == Pass::sums) {
     run.sums[index] = result.sums;

@@ -33,29 +33,46 @@ HWY_INLINE SavedRow GivenRow(const BackwardRun& run, std::int64_t row) {
   const auto index = static_cast<std::size_t>(row);
   if (run.pass == BackwardPass::sums) {
     const WeighedRow& given = run.weighed[index];
-    return {.top = given.max, .beta = given.beta, .scale = ScaleOfSums(given), .mean = given.mean};
+    return {.top = given.max,
+            .beta = given.beta,
+            .scale = ScaleOfSums(given),
+            .threshold = given.tau,
+            .mean = given.mean};
   }
   const RowSlope& given = run.slopes[index];
   return {.top = given.max,
           .beta = given.beta,
           .scale = given.scale,
+          .threshold = given.tau,
           .mean = given.mean,
           .plain_mean = given.plain_mean};
 }
 
-// A sink is a key with value 0, so that g = 0; -inf is none.
-HWY_INLINE GradientSums SumsOfSink(double sink, const WeighedRow& row) {
+// v^(p-1) of a key with a threshold. `power`: p.
+HWY_INLINE double SlopeAt(double power, double beta, double y, double tau) {
+  const double v = beta / power * y - tau;
+  return v > 0 ? std::pow(v, power - 1) : 0;
+}
+
+// A sink is a key with value 0, so that g = 0; -inf is none. `power`: p of a normalizer with a threshold,
+// else 0.
+HWY_INLINE GradientSums SumsOfSink(double sink, const WeighedRow& row, double power) {
   const double scale = ScaleOfSums(row);
   if (std::isnan(scale)) return {.wg = scale};
   if (scale == 0 || sink == -std::numeric_limits<double>::infinity()) return {};
-  const double y = sink - row.max, w = std::exp(row.beta * y), d = y - row.mean;
-  return {.wd = w * d, .wdd = w * d * d, .ties = y == 0 ? 1.0 : 0.0};
+  const double y = sink - row.max, e = std::exp(row.beta * y), d = y - row.mean;
+  const double ties = y == 0 ? 1 : 0;
+  if (power == 0) return {.wd = e * d, .wdd = e * d * d, .ties = ties};
+  const double w = SlopeAt(power, row.beta, y, row.tau);
+  return {.wd = w * d, .ties = ties, .w = w, .e = e, .ey = e * y, .eyy = e * y * y};
 }
 
-HWY_INLINE double GradientOfSink(double sink, const RowSlope& row) {
+HWY_INLINE double GradientOfSink(double sink, const RowSlope& row, double power) {
   if (row.scale == 0 || sink == -std::numeric_limits<double>::infinity()) return 0;
-  const double y = sink - row.max, w = row.scale * std::exp(row.beta * y);
-  return w * (row.constant + row.y_factor * (y - row.mean)) +
+  const double y = sink - row.max;
+  const double w = (power == 0 ? row.scale : row.soft_scale) * std::exp(row.beta * y);
+  const double own = power == 0 ? 0 : -row.beta * SlopeAt(power, row.beta, y, row.tau) * row.coupling;
+  return own + w * (row.constant + row.y_factor * (y - row.mean)) +
          row.p_factor * std::exp(y) * (y - row.plain_mean) - (y == 0 ? row.peak_share : 0);
 }
 
@@ -66,16 +83,19 @@ HWY_INLINE void GradientOfPart(const BackwardRun& run, std::int64_t row, const R
   const auto index = static_cast<std::size_t>(row);
   if (run.pass == BackwardPass::sums) {
     const PartSums part = functions.sums_of_part(keys);
-    run.sums[index] = add(run.sums[index], {part.sums.wg, part.sums.wyg, part.sums.wy, part.sums.wyy,
-                                            static_cast<double>(part.ties)});
+    run.sums[index] =
+        add(run.sums[index], {part.sums.wg, part.sums.wyg, part.sums.wy, part.sums.wyy,
+                              static_cast<double>(part.ties), part.w, part.soft.z, part.soft.t, part.soft.u});
     return;
   }
   const RowSlope& slope = run.slopes[index];
-  functions.backward_part(keys, {.constant = slope.constant,
-                                 .g_factor = slope.g_factor,
-                                 .y_factor = slope.y_factor,
-                                 .p_factor = slope.p_factor,
-                                 .peak_share = slope.peak_share});
+  functions.backward_part(keys, {.line = {.constant = slope.constant,
+                                          .g_factor = slope.g_factor,
+                                          .y_factor = slope.y_factor,
+                                          .p_factor = slope.p_factor,
+                                          .peak_share = slope.peak_share},
+                                 .coupling = slope.coupling,
+                                 .soft_scale = slope.soft_scale});
 }
 
 }  // namespace HWY_NAMESPACE

@@ -15,14 +15,11 @@
 #include "attention_oracle.h"
 #include "attention_runs.h"
 #include "cases.h"
-#include "normalizer_oracle.h"
+#include "normalizer_cases.h"
 #include "targets.h"
 
 namespace whet {
 namespace {
-
-using oracle::Logits;
-using oracle::Long;
 
 const char* const kNames[] = {"sparsemax",        "entmax15", "entmax:1.3", "top-k:3", "hard",
                               "straight-through", "relu",     "sigmoid",    "softpick"};
@@ -30,60 +27,6 @@ const char* const kNames[] = {"sparsemax",        "entmax15", "entmax:1.3", "top
 const std::string kSparse[] = {"sparsemax", "entmax15", "entmax:1.3", "top-k:3", "hard", "relu"};
 
 // ---- Against the oracle ----
-
-struct Expected {
-  std::vector<double> out;
-  oracle::Gradients<double> gradients;
-};
-
-// Weights of a row's keys and sink. The count that sigmoid and relu depend on is that of the keys.
-Logits weights_of(const std::string& name, const oracle::AttentionRow<double>& row, Logits s) {
-  if ((name == "sigmoid" || name == "relu") && row.logits.sink_last) {
-    s.back() = -std::numeric_limits<Long>::infinity();
-  }
-  return oracle::weights_of(name, s);
-}
-
-// Gradients with beta held.
-Expected expect(const std::string& name, const oracle::Attention& p) {
-  Expected e{.out = std::vector<double>(p.dout.values.size()), .gradients = oracle::Gradients<double>(p)};
-  oracle::for_each_row(p, [&](std::int64_t b, std::int64_t h, std::int64_t i) {
-    const oracle::AttentionRow<double> row = oracle::row_of<double>(p, b, h, i);
-    if (row.count() == 0) return;
-    const double beta = name == "hard" ? 1 : oracle::beta<double>(row.logits, p.rule(h));
-    Logits s(row.logits.x.begin(), row.logits.x.end());
-    for (Long& v : s) v *= static_cast<Long>(beta);
-    const Logits w = weights_of(name, row, s);
-    const std::vector<double> g = oracle::weight_gradients(p, b, h, i, row);
-    Logits visible = s;
-    if ((name == "sigmoid" || name == "relu") && row.logits.sink_last) {
-      visible.back() = -std::numeric_limits<Long>::infinity();
-    }
-    const Logits ds = oracle::gradient_of(name, visible, w, Logits(g.begin(), g.end()));
-    std::vector<double> dx, weights(w.begin(), w.end());
-    for (const Long v : ds) dx.push_back(beta * static_cast<double>(v));
-    oracle::add_row(p, b, h, i, row, weights, dx, e.gradients);
-    const std::size_t at = p.dout.position({b, h, i, 0});
-    for (std::size_t n = 0; n < row.count(); ++n) {
-      const std::size_t value = p.v.position({b, p.key_head(h), row.keys[n], 0});
-      for (std::size_t d = 0; d < index_of(p.E); ++d) e.out[at + d] += weights[n] * p.v.values[value + d];
-    }
-  });
-  return e;
-}
-
-// Relative to the largest element.
-double tolerance(DType type) { return type == DType::f64 ? 1e-11 : type == DType::f32 ? 3e-5 : 8e-3; }
-
-void expect_near(const std::vector<double>& got, const std::vector<double>& expected, DType type,
-                 const char* what) {
-  ASSERT_EQ(got.size(), expected.size()) << what;
-  double largest = 1;
-  for (const double v : expected) largest = std::max(largest, std::abs(v));
-  for (std::size_t i = 0; i < got.size(); ++i) {
-    ASSERT_NEAR(got[i], expected[i], tolerance(type) * largest) << what << " " << i;
-  }
-}
 
 // Outside the support gradients are exactly 0, not small.
 void expect_zeros(const std::vector<double>& got, const std::vector<double>& expected, const char* what) {

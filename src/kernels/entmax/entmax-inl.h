@@ -23,6 +23,9 @@
 //
 // Backward: q = v^(p-1) is dw/ds for a fixed tau, and dL/ds = q (g - sum q g / sum q). The gradient to alpha
 // is in alpha_gradient-inl.h.
+//
+// A row whose keys lie in shards: tau comes from outside, as it is, not as it is stored for backward. Its
+// steps, in threshold_search.cc, take the same sums, of all shards.
 #if defined(WHET_KERNELS_ENTMAX_ENTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef WHET_KERNELS_ENTMAX_ENTMAX_INL_H_
 #undef WHET_KERNELS_ENTMAX_ENTMAX_INL_H_
@@ -545,7 +548,8 @@ struct EntmaxOf {
   static constexpr bool kNeedsLargest = true;
   static constexpr bool kSavesThreshold = true;
   static constexpr bool kIsSparse = true;
-  static constexpr bool kMergesShards = false;
+  static constexpr bool kMergesShards = true;
+  static constexpr bool kSharesThreshold = true;
   static constexpr bool kParameterGradient = false;
 
   // Exact: a key that deep has weight 0.
@@ -616,6 +620,57 @@ struct EntmaxOf {
                        ElementsOf<Power, T>(power, row.saved.top, row.saved.beta / power.p,
                                             power.tau(row.saved.threshold)),
                        rule, moves);
+    });
+  }
+
+  // ---- A row that is part of a longer one ----
+
+  static double PowerOf(double parameter) {
+    double p = 1;
+    Family::With(parameter, [&](const auto& power) { p = power.p; });
+    return p;
+  }
+
+  template <typename T>
+  static HWY_INLINE ThresholdSums PartThresholdSums(const RowInput<T>& row, T top, double beta, double tau) {
+    ThresholdSums sums;
+    Family::WithWeights(row.parameter, [&](const auto& power) HWY_ATTR {
+      const PowerSums found = SumPowers<false>(power, row.x, row.size(), top, beta / power.p, tau);
+      const double unit = power.Unit(tau), high = unit == 1 ? 1 : std::pow(unit, power.p);
+      sums = {found.high * high, found.low * high / unit, found.lowest * high / (unit * unit)};
+    });
+    return sums;
+  }
+
+  template <typename T>
+  static HWY_INLINE void WeighAt(const Runs<T>& runs, double tau, T* out, RowResult<T>& result) {
+    Family::WithWeights(runs.row.parameter, [&](const auto& power) HWY_ATTR {
+      using Power = std::remove_cvref_t<decltype(power)>;
+      const double slope = result.beta / power.p;
+      result.sums = {.z = PartThresholdSums(runs.row, result.top, result.beta, tau).high};
+      WeighAbove(runs, ElementsOf<Power, T>(power, static_cast<double>(result.top), slope, tau),
+                 LimitAt(result.top, slope, tau), out, result);
+    });
+  }
+
+  template <typename T>
+  static HWY_INLINE HWY_NAMESPACE::PartSums PartSums(const RowGradient<T>& row) {
+    HWY_NAMESPACE::PartSums part;
+    WithSaved(row, [&](const auto& elements) HWY_ATTR { part = SumPart(row, elements); });
+    return part;
+  }
+
+  template <typename T>
+  static HWY_INLINE void PartBackward(const RowGradient<T>& row, const PartLine& line) {
+    WithSaved(row, [&](const auto& elements) HWY_ATTR { StorePart(row, elements, line); });
+  }
+
+ private:
+  template <typename T, class Body>
+  static HWY_INLINE void WithSaved(const RowGradient<T>& row, const Body& body) {
+    Family::With(row.parameter, [&](const auto& power) HWY_ATTR {
+      using Power = std::remove_cvref_t<decltype(power)>;
+      body(ElementsOf<Power, T>(power, row.saved.top, row.saved.beta / power.p, row.saved.threshold));
     });
   }
 };

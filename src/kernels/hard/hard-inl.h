@@ -52,6 +52,7 @@ struct Hard {
   static constexpr bool kSavesThreshold = false;
   static constexpr bool kIsSparse = true;
   static constexpr bool kMergesShards = true;
+  static constexpr bool kSharesThreshold = false;
   static constexpr bool kParameterGradient = false;
 
   template <typename T>
@@ -104,7 +105,7 @@ struct Hard {
   }
 
   template <typename T>
-  static HWY_INLINE void PartBackward(const RowGradient<T>& row, const BackwardLine& /*line*/) {
+  static HWY_INLINE void PartBackward(const RowGradient<T>& row, const PartLine& /*line*/) {
     Backward(row, Rule{}, false);
   }
 

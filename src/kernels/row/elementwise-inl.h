@@ -197,6 +197,71 @@ HWY_INLINE void BackwardElements(const RowGradient<T>& row, const Elements& elem
   StoreElements<true>(row, elements, coupling, soft.saved, line);
 }
 
+// ---- A row that is part of a longer one ----
+
+// Sums of c g, (y - mean) c g and (y - mean) c over its keys, and that of c in `w`.
+template <class Elements, typename T>
+HWY_NOINLINE PartSums SumPartElements(const RowGradient<T>& row, const Elements& elements) {
+  const hn::ScalableTag<T> d;
+  using V = hn::Vec<decltype(d)>;
+  const V top = hn::Set(d, static_cast<T>(row.saved.top)), mean = hn::Set(d, static_cast<T>(row.saved.mean));
+  const V zero = hn::Zero(d);
+  const std::int64_t run = RunKeys<T>();
+  HWY_ALIGN T block[kMaxRunKeys<T>];
+  const WideVec none = hn::Zero(hn::ScalableTag<double>());
+  WideVec cg_a = none, cg_b = none, ycg_a = none, ycg_b = none, yc_a = none, yc_b = none, c_a = none,
+          c_b = none;
+  for (std::int64_t i = 0; i < row.n; i += run) {
+    const std::int64_t size = std::min(run, row.n - i);
+    V cg = zero, ycg = zero, yc = zero, sum = zero;
+    Map(
+        d, static_cast<T*>(nullptr), size,
+        [&](V x, V gradient) HWY_ATTR {
+          V w, a, b, c;
+          elements.Slopes(d, x, w, a, b, c);
+          const auto out = hn::Eq(c, zero);  // there neither y nor the gradient need be a number
+          const V moment = hn::IfThenZeroElse(out, hn::Mul(c, hn::Sub(hn::Sub(x, top), mean)));
+          const V g = hn::IfThenZeroElse(out, gradient);
+          cg = hn::MulAdd(c, g, cg);
+          ycg = hn::MulAdd(moment, g, ycg);
+          yc = hn::Add(yc, moment);
+          sum = hn::Add(sum, c);
+          return w;
+        },
+        row.x + i, GradientRun(row, i, size, block));
+    AddWide(cg, cg_a, cg_b);
+    AddWide(ycg, ycg_a, ycg_b);
+    AddWide(yc, yc_a, yc_b);
+    AddWide(sum, c_a, c_b);
+  }
+  return {.sums = {.wg = TotalWide<T>(cg_a, cg_b),
+                   .wyg = TotalWide<T>(ycg_a, ycg_b),
+                   .wy = TotalWide<T>(yc_a, yc_b)},
+          .w = TotalWide<T>(c_a, c_b)};
+}
+
+// These, and what a rule that follows the logits needs beside them.
+template <class Elements, typename T>
+HWY_INLINE PartSums SumPart(const RowGradient<T>& row, const Elements& elements) {
+  const T top = static_cast<T>(row.saved.top);
+  PartSums part = SumPartElements(row, elements);
+  part.ties = TopOf(row.x, row.n, top).ties;
+  part.soft = Measure<2>(row.x, static_cast<T*>(nullptr), row.n, top, row.saved.beta);
+  return part;
+}
+
+// Its gradient by the line of the whole row; the weights are left in row.weights.
+template <class Elements, typename T>
+HWY_INLINE void StorePart(const RowGradient<T>& row, const Elements& elements, const PartLine& line) {
+  WeighElements(Runs<T>{{.x = row.x, .n = row.n}, true}, elements, row.weights);
+  SavedRow soft = row.saved;
+  soft.scale = line.soft_scale;
+  const BackwardLine& rule = line.line;
+  const bool moves = rule.constant != 0 || rule.y_factor != 0 || rule.p_factor != 0 || rule.peak_share != 0;
+  moves ? StoreElements<true>(row, elements, line.coupling, soft, rule)
+        : StoreElements<false>(row, elements, line.coupling, soft, rule);
+}
+
 }  // namespace HWY_NAMESPACE
 }  // namespace whet
 HWY_AFTER_NAMESPACE();

@@ -7,6 +7,7 @@
 #endif
 
 #include <whet/normalizer.h>
+#include <whet/shard.h>
 
 #include <cstdint>
 
@@ -22,10 +23,11 @@ struct RowFunctions {
   void (*normalise)(const RowInput<T>& row, const Rule& rule, Wanted wanted, T* out, RowResult<T>& result);
   RowResult<T> (*weigh)(const RowInput<T>& row, const Rule& rule, Wanted wanted, T* out);
   SavedRow (*save)(const RowInput<T>& row, const Rule& rule);
-  Sums (*weigh_part)(const RowInput<T>& row, T top, double beta, T* out);
+  Sums (*weigh_part)(const RowInput<T>& row, T top, const RowScale& scale, T* out);
+  ThresholdSums (*threshold_part)(const RowInput<T>& row, T top, const RowScale& scale);
   void (*backward)(const RowGradient<T>& row, const Rule& rule, bool through_rule);
   PartSums (*sums_of_part)(const RowGradient<T>& row);
-  void (*backward_part)(const RowGradient<T>& row, const BackwardLine& line);
+  void (*backward_part)(const RowGradient<T>& row, const PartLine& line);
   double (*parameter_gradient)(const RowGradient<T>& row);  // dL/dparameter; 0 if it has no gradient
   double (*least)(double parameter, const SavedRow& saved);
   bool saves_threshold;

@@ -3,6 +3,7 @@
 #include "kernels/row/normalizers.h"
 
 #include <whet/normalizer.h>
+#include <whet/shard.h>
 
 #include <cstddef>
 #include <string>
@@ -47,12 +48,21 @@ double Least(double parameter, const SavedRow& saved) {
   return N::template Least<T>(parameter, saved);
 }
 
+template <class N>
+constexpr auto ThresholdPower() -> double (*)(double) {
+  if constexpr (N::kSharesThreshold) {
+    return N::PowerOf;
+  } else {
+    return nullptr;
+  }
+}
+
 template <typename T>
 const RowFunctions<T>& FunctionsOf(const Normalizer& normalizer) {
 #define WHET_ENTRY(N)                                                                  \
-  {Normalise<N, T>,   WeighRow<N, T>,     SaveRow<N, T>,      WeighPart<N, T>,         \
-   BackwardRow<N, T>, SumsOfPart<N, T>,   BackwardPart<N, T>, ParameterGradient<N, T>, \
-   Least<N, T>,       N::kSavesThreshold, N::kIsSparse},
+  {Normalise<N, T>,         WeighRow<N, T>,    SaveRow<N, T>,      WeighPart<N, T>,    \
+   ThresholdPart<N, T>,     BackwardRow<N, T>, SumsOfPart<N, T>,   BackwardPart<N, T>, \
+   ParameterGradient<N, T>, Least<N, T>,       N::kSavesThreshold, N::kIsSparse},
   static constexpr RowFunctions<T> kFunctions[] = {WHET_FOR_EACH_NORMALIZER(WHET_ENTRY)};
 #undef WHET_ENTRY
   return kFunctions[static_cast<std::size_t>(normalizer.index())];
@@ -69,14 +79,15 @@ HWY_AFTER_NAMESPACE();
 namespace whet {
 
 std::span<const core::NormalizerEntry> kernels::normalizers() {
-#define WHET_ENTRY(N)                 \
-  {HWY_NAMESPACE::N::kName,           \
-   HWY_NAMESPACE::N::kParameter,      \
-   HWY_NAMESPACE::N::kUsesBeta,       \
-   HWY_NAMESPACE::N::kNeedsScratch,   \
-   HWY_NAMESPACE::N::kSavesThreshold, \
-   HWY_NAMESPACE::N::kMergesShards,   \
-   HWY_NAMESPACE::N::kParameterGradient},
+#define WHET_ENTRY(N)                    \
+  {HWY_NAMESPACE::N::kName,              \
+   HWY_NAMESPACE::N::kParameter,         \
+   HWY_NAMESPACE::N::kUsesBeta,          \
+   HWY_NAMESPACE::N::kNeedsScratch,      \
+   HWY_NAMESPACE::N::kSavesThreshold,    \
+   HWY_NAMESPACE::N::kMergesShards,      \
+   HWY_NAMESPACE::N::kParameterGradient, \
+   HWY_NAMESPACE::ThresholdPower<HWY_NAMESPACE::N>()},
   static constexpr core::NormalizerEntry kNormalizers[] = {WHET_FOR_EACH_NORMALIZER(WHET_ENTRY)};
 #undef WHET_ENTRY
   return kNormalizers;
@@ -89,6 +100,13 @@ const core::NormalizerEntry& kernels::entry_of(const Normalizer& normalizer) {
 void kernels::check_merges_shards(const Normalizer& normalizer) {
   if (entry_of(normalizer).merges_shards) return;
   core::fail("normalizer", "is " + normalizer.name() + ", which can't be merged from shards of keys");
+}
+
+void kernels::check_threshold(const Normalizer& normalizer, bool wanted) {
+  if (needs_threshold(normalizer) == wanted) return;
+  core::fail("normalizer", "is " + normalizer.name() +
+                               (wanted ? ", must be sparsemax, entmax15 or entmax:A, which have a threshold"
+                                       : ", whose threshold comes after the maxima of all shards"));
 }
 
 void kernels::check_parameter_gradient(const Normalizer& normalizer) {

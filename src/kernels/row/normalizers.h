@@ -16,8 +16,11 @@ namespace whet::kernels {
 std::span<const core::NormalizerEntry> normalizers();
 const core::NormalizerEntry& entry_of(const Normalizer& normalizer);
 
-// Error unless one exchange of maximum and beta is enough to weigh the keys of a shard.
+// Error unless the keys of a shard can be weighed once maximum, beta and perhaps a threshold are known.
 void check_merges_shards(const Normalizer& normalizer);
+
+// Error unless needs_threshold(normalizer) is what is wanted.
+void check_threshold(const Normalizer& normalizer, bool wanted);
 
 // Error unless the parameter of the normalizer has a gradient; for `dparameter`.
 void check_parameter_gradient(const Normalizer& normalizer);

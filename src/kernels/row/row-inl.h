@@ -22,9 +22,11 @@
 //     kSavesThreshold   backward needs RowResult::threshold beside beta and the sum
 //     kParameterGradient   its parameter has a gradient: ParameterGradient, from what Backward is given
 //     kIsSparse         many weights of a row may be exactly 0: attention looks for those that aren't
-//     kMergesShards     a shard can be weighed knowing the row's maximum and beta alone, and has PartSums and
+//     kMergesShards     a shard can be weighed knowing the row's maximum and beta, and has PartSums and
 //                       PartBackward: what its gradient needs of all shards, and its gradient once they have
 //                       it
+//     kSharesThreshold  a threshold of the whole row must be known, too: PowerOf, its weights' power,
+//                       PartThresholdSums, by which a search finds it, and WeighAt, in place of Weigh
 //     Reach             how far below the maximum (in units of the logit) a key may lie and still have
 //     weight;
 //                       keys beyond have less than `epsilon` of the row together
@@ -48,6 +50,7 @@
 
 #include <whet/row.h>
 #include <whet/rule.h>
+#include <whet/shard.h>
 
 #include <algorithm>
 #include <cmath>
@@ -322,12 +325,27 @@ HWY_INLINE void NormaliseRow(const RowInput<T>& row, const Rule& rule, Wanted wa
   }
 }
 
-// Weights of a row whose largest logit and beta are known from elsewhere, since it is part of a longer one.
+// Weights of a row whose largest logit, beta and threshold are known from elsewhere, since it is part of a
+// longer one. `top` is scale.max.
 template <class Normalizer, typename T>
-HWY_NOINLINE Sums WeighPart(const RowInput<T>& row, T top, double beta, T* out) {
-  RowResult<T> result{.beta = beta, .top = top, .key_max = top};
-  WeighKeys<Normalizer>(Runs<T>{row, true}, {}, out, static_cast<const T*>(nullptr), result);
+HWY_NOINLINE Sums WeighPart(const RowInput<T>& row, T top, const RowScale& scale, T* out) {
+  RowResult<T> result{.beta = scale.beta, .top = top, .key_max = top};
+  if constexpr (Normalizer::kSharesThreshold) {
+    Normalizer::WeighAt(Runs<T>{row, true}, scale.tau, out, result);
+  } else {
+    WeighKeys<Normalizer>(Runs<T>{row, true}, {}, out, static_cast<const T*>(nullptr), result);
+  }
   return result.sums;
+}
+
+// What the search of such a threshold needs of a part.
+template <class Normalizer, typename T>
+HWY_NOINLINE ThresholdSums ThresholdPart(const RowInput<T>& row, T top, const RowScale& scale) {
+  if constexpr (Normalizer::kSharesThreshold) {
+    return Normalizer::PartThresholdSums(row, top, scale.beta, scale.tau);
+  } else {
+    return {};
+  }
 }
 
 // The statistics of a row that was weighed. The sink isn't a key, so its weight isn't the peak.
@@ -446,6 +464,16 @@ using core::BackwardSums;
 struct PartSums {
   BackwardSums sums;
   std::int64_t ties = 0;  // keys at the maximum
+  double w = 0;           // the sum of w, and those of softmax at beta, if the normalizer has a threshold
+  Sums soft{};
+};
+
+// What the gradient of a part needs of the whole: the line of softmax; with a threshold, C of
+// elementwise-inl.h, and a line that is what its rule adds, whose w are softmax.
+struct PartLine {
+  BackwardLine line{};
+  double coupling = 0;
+  double soft_scale = 0;  // of that softmax
 };
 
 template <class Normalizer, typename T>
@@ -457,7 +485,7 @@ HWY_NOINLINE PartSums SumsOfPart(const RowGradient<T>& row) {
 }
 
 template <class Normalizer, typename T>
-HWY_NOINLINE void BackwardPart(const RowGradient<T>& row, const BackwardLine& line) {
+HWY_NOINLINE void BackwardPart(const RowGradient<T>& row, const PartLine& line) {
   if (std::isnan(row.saved.scale)) return BreakGradient(row);
   if constexpr (Normalizer::kMergesShards) Normalizer::PartBackward(row, line);
 }

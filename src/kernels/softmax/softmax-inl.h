@@ -37,6 +37,7 @@ struct Softmax {
   static constexpr bool kSavesThreshold = false;
   static constexpr bool kIsSparse = false;
   static constexpr bool kMergesShards = true;
+  static constexpr bool kSharesThreshold = false;
   static constexpr bool kParameterGradient = false;
 
   // n keys that deep weigh at most n e^(-beta depth) beside the 1 of the maximum.
@@ -84,8 +85,8 @@ struct Softmax {
   }
 
   template <typename T>
-  static HWY_INLINE void PartBackward(const RowGradient<T>& row, const BackwardLine& line) {
-    SoftmaxPartBackward(row, line);
+  static HWY_INLINE void PartBackward(const RowGradient<T>& row, const PartLine& line) {
+    SoftmaxPartBackward(row, line.line);
   }
 };
 

@@ -200,6 +200,7 @@ struct TopK {
   static constexpr bool kSavesThreshold = true;
   static constexpr bool kIsSparse = true;
   static constexpr bool kMergesShards = false;
+  static constexpr bool kSharesThreshold = false;
   static constexpr bool kParameterGradient = false;
 
   // As softmax: the K largest are among those that remain, or so few remain that the others have no weight.

@@ -65,6 +65,7 @@ struct Relu {
   static constexpr bool kSavesThreshold = false;
   static constexpr bool kIsSparse = true;
   static constexpr bool kMergesShards = false;
+  static constexpr bool kSharesThreshold = false;
   static constexpr bool kParameterGradient = false;
 
   // Down to a logit of 0; where none is above, keys have no weight either way.

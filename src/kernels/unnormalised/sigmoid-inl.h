@@ -72,6 +72,7 @@ struct Sigmoid {
   static constexpr bool kSavesThreshold = true;
   static constexpr bool kIsSparse = false;
   static constexpr bool kMergesShards = false;
+  static constexpr bool kSharesThreshold = false;
   static constexpr bool kParameterGradient = false;
 
   // Weights have no sum that the small ones would vanish beside.

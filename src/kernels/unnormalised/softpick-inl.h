@@ -105,6 +105,7 @@ struct Softpick {
   static constexpr bool kSavesThreshold = false;
   static constexpr bool kIsSparse = true;
   static constexpr bool kMergesShards = false;
+  static constexpr bool kSharesThreshold = false;
   static constexpr bool kParameterGradient = false;
 
   // Every key counts in Z.

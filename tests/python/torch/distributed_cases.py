@@ -80,6 +80,21 @@ def options():
     Problem().check(rule="fixed:1.7", is_causal=True, whole={"sinks": drawn(4, seed=7)})  # the first row has one key
 
 
+def thresholds():
+    """Normalizers whose rows have a threshold that all keys decide."""
+    for normalizer in ("sparsemax", "entmax15", "entmax:1.3"):
+        for rule in ("none", "paper", "target-entropy:0.7"):
+            Problem().check(rule=rule, normalizer=normalizer)
+        Problem().check(rule="paper", normalizer=normalizer, hold_beta=True)
+        Problem().check(rule="paper", normalizer=normalizer, whole={"sinks": drawn(4, seed=7)}, is_causal=True, align="end")
+        Problem(n=1, m=700).check(normalizer=normalizer, is_causal=True, align="end")
+        Problem(n=60, m=200).check(normalizer=normalizer, keep_logits=200 * 2 * 4 * 4 * 25)
+        Problem(n=60, m=200).check(normalizer=normalizer, keep_logits=0)
+        exact = dict(rtol=1e-9, atol=1e-11)
+        Problem(dtype=torch.float64).check(rule="paper", normalizer=normalizer, close=exact)
+        Problem(dtype=torch.bfloat16).check(rule="paper", normalizer=normalizer, close=dict(rtol=4e-2, atol=4e-2))
+
+
 def uneven():
     for m in (1, 2, 7, 300):
         for rule in ("none", "paper", "target-entropy:0.9"):
@@ -151,8 +166,8 @@ def disagreement():
             assert str(error).startswith(text), str(error)
         else:
             raise AssertionError(f"accepted {list(change)}")
-    for change, text in ((dict(query=problem.query[0]), "query: has 3 dimensions"), (dict(normalizer="sparsemax"),
-                         "normalizer: is 'sparsemax'"), (dict(align="middle"), "align: is 'middle'"),
+    for change, text in ((dict(query=problem.query[0]), "query: has 3 dimensions"), (dict(normalizer="top-k:3"),
+                         "normalizer: is 'top-k:3'"), (dict(align="middle"), "align: is 'middle'"),
                          (dict(rule=["none"] * 3), "rule: 3 given"), (dict(key=None), "key: is a NoneType")):
         try:
             attention(**{"query": problem.query, "key": key, "value": value, **change})

@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("torch")
 HERE = Path(__file__).resolve().parent
-CASES = ["rules", "options", "uneven", "blocks", "float64_and_bfloat16", "sharded_queries", "decoding", "disagreement",
+CASES = ["rules", "options", "thresholds", "uneven", "blocks", "float64_and_bfloat16", "sharded_queries", "decoding", "disagreement",
          "one_key_at_all", "dtensors", "training"]
 
 
