@@ -526,6 +526,12 @@ static void test_shard_errors(void) {
   CHECK(whet_merge_outputs(NULL, NULL, 1, &q) == WHET_INVALID_ARGUMENT);
   CHECK(strcmp(whet_last_error(), "outs is null") == 0);
   whet_beta_search_destroy(NULL);
+#ifndef V1
+  const whet_shard first = {.struct_size = sizeof first, .all_keys = kKeys};
+  const whet_attention_options sparse = {.struct_size = sizeof sparse, .normalizer = "sparsemax"};
+  CHECK(whet_shard_states(&q, &k, &first, states, &sparse, NULL) == WHET_INVALID_ARGUMENT);
+  CHECK(strstr(whet_last_error(), "normalizer: is sparsemax, must be softmax or hard") != NULL);
+#endif
 }
 
 static void test_horizon(void) {
