@@ -32,14 +32,15 @@ using whet::WeighedRow;
 
 constexpr std::int64_t kDone = 2;  // the stage of a search
 
-// What devices exchange for the gradient of a row.
+// What devices exchange for the gradient of a row: those of its GradientSums that softmax has, and its mass.
 struct GatheredSums {
-  whet::GradientSums sums{};
-  double mass = 0;
+  double wg, wdg, wd, wdd, ties, mass;
+
+  whet::GradientSums sums() const { return {.wg = wg, .wdg = wdg, .wd = wd, .wdd = wdd, .ties = ties}; }
 };
 
 GatheredSums add(const GatheredSums& a, const GatheredSums& b) {
-  return {whet::add(a.sums, b.sums), a.mass + b.mass};
+  return {a.wg + b.wg, a.wdg + b.wdg, a.wd + b.wd, a.wdd + b.wdd, a.ties + b.ties, a.mass + b.mass};
 }
 
 // ---- Rows
@@ -250,7 +251,10 @@ void shard_attention(const Call& call) {
 void write_sums(const Call& call, const Batch& batch, std::span<const whet::GradientSums> sums) {
   const std::vector<double> mass = numbers(call, batch, "mass", sums.size());
   const auto to = batch.records<GatheredSums>("sums", sums.size());
-  for (std::size_t i = 0; i < sums.size(); ++i) to[i] = {sums[i], mass[i]};
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    const whet::GradientSums& own = sums[i];
+    to[i] = {own.wg, own.wdg, own.wd, own.wdd, own.ties, mass[i]};
+  }
 }
 
 void shard_gradient_sums(const Call& call) {
@@ -302,8 +306,8 @@ std::vector<whet::RowSlope> slopes_of(const Call& call, const Batch& batch, std:
   const auto weighed = batch.records<const WeighedRow>("rows", rows);
   std::vector<whet::RowSlope> slopes;
   for (std::size_t i = 0; i < rows; ++i) {
-    slopes.push_back(
-        whet::row_slope(rules.of(i), states[i], weighed[i], all[i].mass, all[i].sums, call.beta_gradient()));
+    slopes.push_back(whet::row_slope(rules.of(i), states[i], weighed[i], all[i].mass, all[i].sums(),
+                                     call.beta_gradient()));
   }
   return slopes;
 }

@@ -5,6 +5,7 @@
 #include <whet/error.h>
 
 #include <charconv>
+#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -137,7 +138,8 @@ std::string RankSession::path(int rank) const {
   return (std::filesystem::path(folder_) / ("rank-" + std::to_string(rank))).string();
 }
 
-// Not synced, and not renamed into place: what is read half written is read again.
+// Not synced. Renamed into place, since ranks beat in time: one that reads as another writes would do so
+// again and again.
 void RankSession::beat() {
   std::string state;
   {
@@ -145,10 +147,13 @@ void RankSession::beat() {
     state = state_;
   }
   const std::string text = session_ + " " + std::to_string(++beats_) + " " + state + "\n";
-  const files::FileHandle file(
-      ::open(path(rank_.rank).c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
-  // What can't be written is seen as silence.
-  if (file.get() < 0 || ::write(file.get(), text.data(), text.size()) < 0) return;
+  const std::string to = path(rank_.rank), next = to + ".next";
+  {
+    const files::FileHandle file(::open(next.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666));
+    // What can't be written is seen as silence.
+    if (file.get() < 0 || ::write(file.get(), text.data(), text.size()) < 0) return;
+  }
+  if (std::rename(next.c_str(), to.c_str()) != 0) return;
   if (state == "done") said_done_ = session_;
 }
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from whet.jax.attention import _Arrays, _Options
 
 # numbers of a record
-_STATE, _WEIGHED, _SUMS, _SEARCH, _GRADIENT_SUMS = 6, 3, 5, 5, 6
+_STATE, _WEIGHED, _SUMS, _SEARCH, _GRADIENT_SUMS = 6, 4, 5, 5, 6
 _KEPT_LOGITS = 256 << 20  # bytes in which a rule that searches keeps logits from step to step
 _DIFFERENTIABLE = ("query", "key", "value", "bias", "sinks", "query_scale")
 
