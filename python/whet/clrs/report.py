@@ -45,7 +45,7 @@ def table(found: dict[str, Any], most: int = 12) -> str:
 
 
 def _task_table(task: dict[str, Any], most: int) -> str:
-    sizes = _spread(task["sizes"], most)
+    sizes = _chosen(task["sizes"], most)
     names = list(dict.fromkeys((one["variant"], one["setting"]) for size in sizes for one in size["variants"]))
     titles = [variant if setting == TRAINED else f"{variant}, {setting} at test" for variant, setting in names]
     wide = max(map(len, [*titles, "another's answer"]))
@@ -65,6 +65,16 @@ def _task_table(task: dict[str, Any], most: int) -> str:
 
 def _percent(exact: float, tokens: float) -> str:
     return f"{100 * exact:.0f}/{100 * tokens:.0f}"
+
+
+def _chosen(sizes: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:
+    """At most so many; those where most was measured (--with-sizes) and, of the others, the first and the last."""
+    least = min(len(size["variants"]) for size in sizes)
+    kept = [size for size in sizes if len(size["variants"]) > least]
+    if len(kept) > most - 2:
+        return _spread(sizes, most)
+    others = _spread([size for size in sizes if len(size["variants"]) == least], most - len(kept))
+    return sorted([*kept, *others], key=lambda size: int(size["size"]))
 
 
 def _spread(sizes: list[dict[str, Any]], most: int) -> list[dict[str, Any]]:

@@ -155,6 +155,16 @@ def test_results_and_their_table(run, tmp_path):
         evaluated([tmp_path])
 
 
+def test_tables_have_sizes_where_most_was_measured():
+    def chosen(more):
+        sizes = [{"size": size, "variants": ["softmax", *["paper"] * (size in more)]} for size in range(1, 100)]
+        return [size["size"] for size in report._chosen(sizes, 12)]
+
+    assert len(chosen([])) == 12 and chosen([])[::11] == [1, 99]
+    assert len(chosen([31, 64])) == 12 and {1, 31, 64, 99} < set(chosen([31, 64]))
+    assert len(chosen(range(40))) == 12  # too many to keep all
+
+
 def result(variant, seed, exact, right=None):
     found = {"exact": "".join(str(int(one)) for one in exact), "right": right or [2] * len(exact), "tokens": [4] * len(exact),
              "errors": [0.5] * 4, "forced": 0.5, "baselines": {"chance": {}, "copy": {}}}
