@@ -102,14 +102,18 @@ TEST(ThreadPool, WorksInAForkedChild) {
 }
 
 TEST(ThreadPool, WorksInAChildForkedWhileOthersCall) {
-  std::atomic<bool> stop{false};
-  std::atomic<int> calls{0};
+  std::atomic<bool> stop{false}, helped{false};
   std::thread busy([&] {
-    for (; !stop; ++calls) parallel_for(64, 2, [](std::int64_t, int) {});
+    while (!stop) {
+      parallel_for(64, 2, [&](std::int64_t, int worker) {
+        if (worker != 0) helped = true;
+      });
+    }
   });
   // Its first call allocates and starts a thread, during which a process under AddressSanitizer must not
-  // fork: its allocator, unlike the C library's, may stay locked in the child.
-  while (calls == 0) std::this_thread::yield();
+  // fork: its allocator, unlike the C library's, may stay locked in the child. The thread has started once it
+  // helps.
+  while (!helped) std::this_thread::yield();
   int succeeded = 0;
   for (int i = 0; i < 20; ++i) succeeded += child_succeeds(two_threads_work) ? 1 : 0;
   stop = true;
