@@ -261,7 +261,7 @@ class WHET_API BetaSearch {
 };
 
 // The search of tau for one row whose keys are cut into shards, at the beta that was chosen: to the rounding
-// of `arithmetic` (f32 or f64, that of the shards). It takes up to five steps mostly, up to 13 where
+// of `arithmetic` (f32 or f64, that of the shards). It takes up to six steps mostly, up to 12 where
 // thousands of keys have weight, and up to 40 above A = 2. A row without keys: -1, which weighs nothing. A
 // row of NaN, and beta of NaN: NaN.
 class WHET_API ThresholdSearch {
